@@ -1,0 +1,242 @@
+"""The command line: ``sextet train|resume|eval|compare|report|list|data|doctor``.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unusable data or disk, 4 interrupted and saved.
+Verbs are argparse; the fields of a recipe's configuration are tyro's. torch is imported only when work starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sextet import __version__
+from sextet.core.config import override, preset, read_overrides
+from sextet.core.errors import Interrupted, SextetError, UsageError, unknown
+from sextet.registry import Recipe, find, recipes
+
+EXTRAS = {
+    "coop": ("numba", "gymnasium", "pettingzoo"),
+    "ray": ("ray",),
+    "track": ("tensorboard",),
+    "dev": ("pytest", "ruff", "mypy", "hypothesis", "overcooked"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not options.takes_fields:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        value = options.verb(options, rest)
+    except Interrupted as error:
+        print(f"sextet: {error}", file=sys.stderr)
+        return error.exit_code
+    except SextetError as error:
+        if options.debug:
+            raise
+        print(f"sextet: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("sextet: ended at once; the last checkpoint is intact", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    if value is not None:
+        print(json.dumps(value, indent=1, sort_keys=True, default=str) if options.json else _plain(value))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sextet", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--version", action="version", version=f"sextet {__version__}")
+    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, verb: Callable[..., Any], text: str, *, fields: bool = False) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=text, description=text, add_help=not fields, allow_abbrev=False)
+        sub.set_defaults(verb=verb, takes_fields=fields)
+        sub.add_argument("--json", action="store_true", help="print the result as JSON")
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        return sub
+
+    train = add("train", _train, "train a recipe; `sextet train RECIPE --help` lists its fields", fields=True)
+    train.add_argument("recipe", nargs="?")
+    train.add_argument("--preset", default="fast")
+    train.add_argument("--config", type=Path)
+    train.add_argument("--out", type=Path)
+    train.add_argument("--resume", action="store_true")
+    train.add_argument("--dry-run", action="store_true")
+    train.add_argument("--quiet", action="store_true")
+
+    resume = add("resume", _resume, "continue an interrupted run", fields=True)
+    resume.add_argument("run", type=Path, nargs="?")
+    resume.add_argument("--force", action="store_true", help="allow changed settings; recorded in events.jsonl")
+    resume.add_argument("--quiet", action="store_true")
+
+    evaluate = add("eval", _eval, "evaluate a finished run again and print its results")
+    evaluate.add_argument("run", type=Path)
+
+    compare = add("compare", _compare, "compare runs of one recipe, with intervals over seeds")
+    compare.add_argument("runs", type=Path, nargs="+")
+    compare.add_argument("--out", type=Path, help="write the comparison as a self-contained HTML file")
+
+    report = add("report", _report, "write the HTML report of a run and print its path")
+    report.add_argument("run", type=Path)
+
+    add("list", _list, "list recipes and presets")
+    data = add("data", _data, "prepare or check data; `sextet data` lists what there is", fields=True)
+    data.add_argument("command", nargs="?")
+    add("doctor", _doctor, "show versions, devices, extras and space, and what to install")
+    return parser
+
+
+def _plain(value: Any, indent: str = "") -> str:
+    if isinstance(value, dict):
+        lines = []
+        for name, item in value.items():
+            nested = isinstance(item, (dict, list)) and item
+            lines.append(f"{indent}{name}:\n{_plain(item, indent + '  ')}" if nested else f"{indent}{name}: {item}")
+        return "\n".join(lines)
+    if isinstance(value, list):
+        return "\n".join(_plain(item, indent) for item in value)
+    return f"{indent}{value}"
+
+
+def _fields(recipe: Recipe, default: Any, rest: list[str], usage: str, description: str) -> Any:
+    import tyro
+
+    return tyro.cli(type(default), default=default, args=rest, prog=usage, description=description)
+
+
+def _presets_text(recipe: Recipe) -> str:
+    lines = [f"{recipe.summary}.", "", "Presets (--preset NAME):"]
+    for name, function in recipe.module("config").PRESETS.items():
+        lines.append(f"  {name}: {(function.__doc__ or '').strip().splitlines()[0]}")
+    lines += [
+        "",
+        "Also: --config FILE (JSON or TOML over the preset), --out DIR (folder of runs), --resume (go on with an "
+        "unfinished run of that name), --dry-run, --json, --quiet, --debug.",
+    ]
+    return "\n".join(lines)
+
+
+def _train(options: argparse.Namespace, rest: list[str]) -> Any:
+    if options.recipe is None or options.recipe in ("-h", "--help"):
+        raise UsageError(f"usage: sextet train RECIPE [--preset NAME] [fields]; recipes: {', '.join(recipes())}")
+    recipe = find(options.recipe)
+    base = preset(recipe.module("config").PRESETS, options.preset)
+    if options.config is not None:
+        base = override(base, read_overrides(options.config), source=str(options.config))
+    config = _fields(recipe, base, rest, f"sextet train {recipe.name}", _presets_text(recipe))
+    from sextet.launch import describe, launch
+
+    if options.dry_run:
+        return {"recipe": recipe.name, "preset": options.preset, "config": describe(config)}
+    parent = options.out / recipe.name if options.out else None
+    run = launch(recipe.name, options.preset, config, parent=parent, resume=options.resume, quiet=options.quiet)
+    return _outcome(run)
+
+
+def _resume(options: argparse.Namespace, rest: list[str]) -> Any:
+    if options.run is None:
+        raise UsageError("usage: sextet resume RUN [--force] [fields], for example: sextet resume runs/mep/fast")
+    from sextet.core.config import difference, to_dict
+    from sextet.launch import recorded, resume_run
+
+    recipe, before = recorded(options.run)
+    config = _fields(recipe, before, rest, f"sextet resume {options.run}", "Fields that do not change the result.")
+    nested: dict[str, Any] = {}
+    for name, (_, value) in difference(to_dict(before), to_dict(config)).items():
+        *groups, field = name.split(".")
+        place = nested
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[field] = value
+    return _outcome(resume_run(options.run, nested, force=options.force, quiet=options.quiet))
+
+
+def _outcome(run: Any) -> dict[str, Any]:
+    return {"run": str(run.directory), "report": str(run.directory / "report.html"), "summary": run.summary}
+
+
+def _eval(options: argparse.Namespace, _: list[str]) -> Any:
+    from sextet.launch import recorded
+
+    recipe, config = recorded(options.run)
+    return recipe.module("evaluate").evaluate(config, options.run)
+
+
+def _compare(options: argparse.Namespace, _: list[str]) -> Any:
+    from sextet.core.report import compare_runs, write_comparison
+
+    comparison = compare_runs(options.runs)
+    if options.out is not None:
+        write_comparison(comparison, options.out)
+    return comparison.as_dict()
+
+
+def _report(options: argparse.Namespace, _: list[str]) -> Any:
+    from sextet.core.report import build_report
+
+    if not (options.run / "config.json").exists():
+        raise UsageError(f"{options.run} holds no run (no config.json)")
+    return {"report": str(build_report(options.run))}
+
+
+def _list(options: argparse.Namespace, _: list[str]) -> Any:
+    table: dict[str, Any] = {}
+    for name, recipe in recipes().items():
+        if recipe.broken:
+            table[name] = {"broken": recipe.broken}
+            continue
+        presets = recipe.module("config").PRESETS
+        table[name] = {
+            "what": recipe.summary,
+            "presets": {key: (function.__doc__ or "").strip().splitlines()[0] for key, function in presets.items()},
+        }
+    return table
+
+
+def _data(options: argparse.Namespace, rest: list[str]) -> Any:
+    commands = {name: target for recipe in recipes().values() for name, target in recipe.data.items()}
+    if options.command is None:
+        return {name: f"sextet data {name} --help" for name in commands}
+    if options.command not in commands:
+        raise UsageError(unknown("data command", options.command, commands))
+    import tyro
+
+    module, _, function = commands[options.command].partition(":")
+    target = getattr(importlib.import_module(module), function)
+    return tyro.cli(target, args=rest, prog=f"sextet data {options.command}")
+
+
+def _doctor(options: argparse.Namespace, _: list[str]) -> Any:
+    import importlib.util
+    import shutil
+
+    from sextet.core.records import environment
+
+    report: dict[str, Any] = {"sextet": __version__, **environment()}
+    try:
+        import torch
+
+        report["devices"] = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        report["devices"] += ["mps"] if torch.backends.mps.is_available() else []
+    except ImportError as error:
+        report["devices"] = f"torch does not import: {error}"
+    report["extras"] = {}
+    for extra, packages in EXTRAS.items():
+        absent = [package for package in packages if importlib.util.find_spec(package) is None]
+        report["extras"][extra] = f'missing {", ".join(absent)}: pip install "sextet[{extra}]"' if absent else "installed"
+    space = {"here": Path.cwd(), "shared memory": Path("/dev/shm")}
+    report["free space (GiB)"] = {
+        name: round(shutil.disk_usage(path).free / 2**30, 1) for name, path in space.items() if path.exists()
+    }
+    report["data"] = {name: f"sextet data {name}" for recipe in recipes().values() for name in recipe.data}
+    return report

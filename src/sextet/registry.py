@@ -1,0 +1,76 @@
+"""The table of recipes, and those that other packages add under the entry-point group ``sextet.recipes``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+
+from sextet.core.errors import UsageError, unknown
+
+GROUP = "sextet.recipes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A recipe by name: a package with ``config.py`` (``Config``, ``PRESETS``), ``train.py`` and ``evaluate.py``."""
+
+    name: str
+    package: str
+    summary: str
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Data commands: name to ``module:function``, run by ``sextet data NAME``."""
+    broken: str = ""
+
+    def module(self, name: str) -> ModuleType:
+        """Imports ``<package>.<name>``.
+
+        Raises:
+            UsageError: The recipe cannot be imported; the cause is named.
+        """
+        if self.broken:
+            raise UsageError(f'recipe "{self.name}" is broken: {self.broken}')
+        try:
+            return importlib.import_module(f"{self.package}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name and not error.name.startswith(self.package):
+                raise UsageError(
+                    f'recipe "{self.name}" needs the package {error.name}; see `sextet doctor` for the command that '
+                    "installs it"
+                ) from error
+            raise UsageError(f'recipe "{self.name}" has no module {error.name}') from error
+
+
+BUILT_IN = (
+    Recipe(
+        name="mep",
+        package="sextet.mep",
+        summary="maximum-entropy population training: agents that cooperate with partners they never met (Overcooked)",
+        data={"human": "sextet.mep.human:prepare_human_data"},
+    ),
+)
+
+
+def recipes() -> dict[str, Recipe]:
+    """Returns all recipes by name; a plug-in that fails to import is listed as broken and harms no other."""
+    table = {recipe.name: recipe for recipe in BUILT_IN}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        if point.name in table:
+            continue
+        summary, broken = "", ""
+        try:
+            summary = (point.load().__doc__ or "").strip().split("\n")[0]
+        except Exception as error:  # a plug-in may fail in any way
+            broken = f"{type(error).__name__}: {error}"
+        table[point.name] = Recipe(name=point.name, package=point.value, summary=summary, broken=broken)
+    return table
+
+
+def find(name: str) -> Recipe:
+    """Returns the recipe of that name, or raises :class:`UsageError` with the nearest names."""
+    table = recipes()
+    if name not in table:
+        raise UsageError(unknown("recipe", name, table) + "; see `sextet list`")
+    return table[name]
