@@ -119,25 +119,34 @@ class Run:
         if world.is_main:
             shared.lock = lock_directory(directory)
         run = cls(directory, config, recipe, shared, ())
-        values = to_dict(config)
-        if resume:
-            before = read_json(record)
-            if before["recipe"] != recipe:
-                raise UsageError(f'{directory} is a run of recipe "{before["recipe"]}", not "{recipe}"')
-            changed = difference(before["config"], values) if force else check_resumable(type(config), before["config"], values)
-            run.event("resumed", changed=changed, forced=force)
-        else:
-            changed = difference(to_dict(preset_config), values) if preset_config else {}
-            if world.is_main:
-                document = {"recipe": recipe, "preset": preset, "config": values, "changed": changed}
-                write_json(directory / "env.json", environment())
-                atomic_write_text(directory / "command.txt", shlex.join(sys.argv) + "\n")
-                write_json(record, document)
-        if config.track and world.is_main:
-            from sextet.core.followers import start_follower
+        try:
+            if resume:
+                run._resumed(read_json(record), force)
+            elif world.is_main:
+                run._record(preset, preset_config)
+            if config.track and world.is_main:
+                from sextet.core.followers import start_follower
 
-            start_follower(directory, config.track)
+                start_follower(directory, config.track)
+        except BaseException:
+            run.close()
+            raise
         return run
+
+    def _record(self, preset: str, preset_config: RunConfig | None) -> None:
+        values = to_dict(self.config)
+        changed = difference(to_dict(preset_config), values) if preset_config else {}
+        write_json(self.directory / "env.json", environment())
+        atomic_write_text(self.directory / "command.txt", shlex.join(sys.argv) + "\n")
+        document = {"recipe": self.recipe, "preset": preset, "config": values, "changed": changed}
+        write_json(self.directory / "config.json", document)
+
+    def _resumed(self, before: dict[str, Any], force: bool) -> None:
+        if before["recipe"] != self.recipe:
+            raise UsageError(f'{self.directory} is a run of recipe "{before["recipe"]}", not "{self.recipe}"')
+        pair = before["config"], to_dict(self.config)
+        changed = difference(*pair) if force else check_resumable(type(self.config), *pair)
+        self.event("resumed", changed=changed, forced=force)
 
     def __enter__(self) -> Run:
         return self
