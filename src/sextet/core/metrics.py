@@ -39,11 +39,11 @@ class Metrics:
 
     A row holds the mean of every scalar logged since the last row; half-finished means are part of the state, so the
     rows do not depend on where a run was interrupted. Tensors are fetched only when a row is due. A full disk loses
-    rows, with one warning, and never stops the run.
+    rows, with one warning, and never stops the run. Of several ranks only one ``writes``.
     """
 
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        self.path = path
+    def __init__(self, path: Path, warn: Callable[[str], None], *, writes: bool = True) -> None:
+        self.path, self._writes = path, writes
         self._warn = warn
         self._warned = False
         self._pending: dict[str, list[Any]] = {}
@@ -74,6 +74,8 @@ class Metrics:
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends one row."""
+        if not self._writes:
+            return
         data = (json.dumps(row) + "\n").encode()
         try:
             written = self._handle.write(data)
@@ -96,6 +98,8 @@ class Metrics:
 
     def truncate(self, step: int) -> None:
         """Drops every row of step >= ``step`` and a torn last line."""
+        if not self._writes:
+            return
         keep = 0
         for line in self.path.read_bytes().splitlines(keepends=True):
             row = _parse(line)

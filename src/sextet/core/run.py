@@ -78,7 +78,9 @@ class Run:
         self._saved_at = self._started_at = time.monotonic()
         self._saving_seconds = self._seconds_before = 0.0
         directory.mkdir(parents=True, exist_ok=True)
-        self._metrics = Metrics(directory / "metrics.jsonl", lambda text: self.event("warning", text=text))
+        self._metrics = Metrics(
+            directory / "metrics.jsonl", lambda text: self.event("warning", text=text), writes=shared.world.is_main
+        )
 
     @classmethod
     def open(
@@ -283,7 +285,11 @@ class Run:
     def restore(self) -> int:
         """Loads the newest valid checkpoint, if there is one, and cuts the metrics back; returns the step to do next."""
         self._restored = True
+        if not self.world.is_main:
+            self.world.barrier()  # rank 0 has set damaged checkpoints aside before the others look
         newest = checkpoint.load_newest(self.directory / "checkpoints", self._quarantined)
+        if self.world.is_main:
+            self.world.barrier()
         if newest is not None:
             parts, manifest = newest
             own = parts.pop("run")
