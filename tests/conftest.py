@@ -1,4 +1,4 @@
-"""Shared test settings: one thread a process, real data from SEXTET_DATA or the folder beside the checkout."""
+"""Shared test settings: one thread a process, real data where there is some."""
 
 import os
 from pathlib import Path

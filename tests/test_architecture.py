@@ -17,9 +17,14 @@ from sextet.registry import BUILT_IN
 SOURCE = Path(sextet.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 FOLDERS = {recipe.package.removeprefix("sextet.") for recipe in BUILT_IN}
-LIGHT = ["sextet", "sextet.cli", "sextet.launch", "sextet.registry", "sextet.core.config", "sextet.core.files"] + [
-    f"{recipe.package}.config" for recipe in BUILT_IN
-]
+LIGHT = [
+    "sextet",
+    "sextet.cli",
+    "sextet.launch",
+    "sextet.registry",
+    "sextet.core.config",
+    "sextet.core.files",
+] + [f"{recipe.package}.config" for recipe in BUILT_IN]
 HEAVY = ("torch", "numba", "scipy", "matplotlib", "pydantic", "ray", "gymnasium", "pettingzoo", "pandas")
 
 
@@ -39,7 +44,14 @@ def code_lines(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             documentation.update(range(node.lineno, node.end_lineno + 1))
-    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    skipped = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in skipped:

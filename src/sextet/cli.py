@@ -173,7 +173,7 @@ def _eval(options: argparse.Namespace, _: list[str]) -> Any:
 
 
 def _compare(options: argparse.Namespace, _: list[str]) -> Any:
-    from sextet.core.report import compare_runs, write_comparison
+    from sextet.core.compare import compare_runs, write_comparison
 
     comparison = compare_runs(options.runs)
     if options.out is not None:
@@ -233,7 +233,9 @@ def _doctor(options: argparse.Namespace, _: list[str]) -> Any:
     report["extras"] = {}
     for extra, packages in EXTRAS.items():
         absent = [package for package in packages if importlib.util.find_spec(package) is None]
-        report["extras"][extra] = f'missing {", ".join(absent)}: pip install "sextet[{extra}]"' if absent else "installed"
+        report["extras"][extra] = (
+            f'missing {", ".join(absent)}: pip install "sextet[{extra}]"' if absent else "installed"
+        )
     space = {"here": Path.cwd(), "shared memory": Path("/dev/shm")}
     report["free space (GiB)"] = {
         name: round(shutil.disk_usage(path).free / 2**30, 1) for name, path in space.items() if path.exists()

@@ -29,7 +29,9 @@ def choose_directory(parent: Path, stem: str, *, named: bool, resume: bool) -> t
     if newest is not None and resume and not (newest / "summary.json").exists():
         return newest, True
     if newest is not None and named and not resume:
-        raise UsageError(f"{newest} already holds a run: `sextet resume {newest}`, add --resume, or choose another --name")
+        raise UsageError(
+            f"{newest} already holds a run: `sextet resume {newest}`, add --resume, or choose another --name"
+        )
     return candidate, False
 
 

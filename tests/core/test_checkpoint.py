@@ -27,7 +27,10 @@ def parts():
     optimiser.param_groups[0]["params"][0].grad = torch.ones(3)
     optimiser.step()
     shared = torch.arange(6.0)
-    return {"model": {"w": shared[:3], "v": shared.view(2, 3).T, "bits": torch.tensor([True])}, "optimiser": optimiser.state_dict()}
+    return {
+        "model": {"w": shared[:3], "v": shared.view(2, 3).T, "bits": torch.tensor([True])},
+        "optimiser": optimiser.state_dict(),
+    }
 
 
 def test_tensors_and_optimisers_come_back_equal(tmp_path):

@@ -54,8 +54,9 @@ def test_dry_run_prints_the_resolved_configuration_without_torch(tmp_path):
     (tmp_path / "c.toml").write_text("seed = 5\n")
     code = (
         "import sys; from sextet.cli import main; "
-        f"main(['train', 'mep', '--preset', 'quick', '--config', {str(tmp_path / 'c.toml')!r}, '--threads', '2', "
-        "'--dry-run', '--json']); assert 'torch' not in sys.modules"
+        "main(['train', 'mep', '--preset', 'quick', '--threads', '2', '--dry-run', '--json', "
+        f"'--config', {str(tmp_path / 'c.toml')!r}]);"
+        " assert 'torch' not in sys.modules"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     config = json.loads(out)["config"]

@@ -4,7 +4,15 @@ import json
 import pytest
 
 from sextet.core import config as config_module
-from sextet.core.config import RunConfig, check_resumable, difference, from_dict, override, preset, read_overrides
+from sextet.core.config import (
+    RunConfig,
+    check_resumable,
+    difference,
+    from_dict,
+    override,
+    preset,
+    read_overrides,
+)
 from sextet.core.errors import DataError, UsageError
 
 
@@ -46,7 +54,14 @@ def test_every_error_is_reported_at_once_with_the_nearest_name():
 def test_values_that_a_recipe_forbids_name_the_field():
     with pytest.raises(UsageError, match=r"alpha = -1.* must be 0 or more"):
         from_dict(Config, {"alpha": -1.0})
-    for field, value in {"seed": -1, "threads": 0, "keep": 0, "log_every": 0, "save_every": -1, "save_minutes": 0.0}.items():
+    for field, value in {
+        "seed": -1,
+        "threads": 0,
+        "keep": 0,
+        "log_every": 0,
+        "save_every": -1,
+        "save_minutes": 0.0,
+    }.items():
         with pytest.raises(UsageError, match=field):
             Config(**{field: value})
     with pytest.raises(UsageError, match='did you mean "fp16"'):
@@ -75,7 +90,10 @@ def test_unknown_preset_names_the_nearest():
 
 
 def test_difference_and_resume_rules():
-    before, after = config_module.to_dict(Config()), config_module.to_dict(Config(workers="process:2", seed=1))
+    before, after = (
+        config_module.to_dict(Config()),
+        config_module.to_dict(Config(workers="process:2", seed=1)),
+    )
     assert difference(before, after) == {"seed": [0, 1], "workers": ["inline", "process:2"]}
     with pytest.raises(UsageError, match="seed: 0 -> 1"):
         check_resumable(Config, before, after)

@@ -215,7 +215,7 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path):
             pass
     with open_run(tmp_path / "run", resume=True) as run:
         run.track(model=torch.nn.Linear(1, 1), other=torch.nn.Linear(1, 1))
-        with pytest.raises(DataError, match="tracks"):
+        with pytest.raises(DataError, match="tracked are"):
             run.restore()
 
 

@@ -1,8 +1,8 @@
 """Checkpoints: folders that are whole or absent, verified when read, set aside with a reason when damaged.
 
-``checkpoints/<step>/`` holds one safetensors file per tracked part, ``state.json`` with everything that is not a tensor,
-and ``manifest.json`` with size and SHA-256 of each file. A folder is written under a temporary name, synced and renamed.
-Truncation is found by size, flipped bits by hash; both readers of the formats would miss the latter.
+``checkpoints/<step>/`` holds one safetensors file per tracked part, ``state.json`` with all that is not a tensor, and
+``manifest.json`` with size and SHA-256 of each file. A folder is written under another name, synced and renamed.
+Truncation is found by size, flipped bits by hash; the readers of both formats would miss the latter.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ def save(root: Path, step: int, parts: Mapping[str, Any], *, info: Mapping[str, 
         if tensors:
             files[f"{name}.safetensors"] = pack_tensors(tensors)
     files["state.json"] = json.dumps(state).encode()
-    hashes = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
-    }
+    hashes = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
     files["manifest.json"] = json.dumps(
         {"format": FORMAT, "step": step, "info": dict(info or {}), "files": hashes}, indent=1
     ).encode()
@@ -109,7 +107,9 @@ def save(root: Path, step: int, parts: Mapping[str, Any], *, info: Mapping[str, 
         temporary.rename(target)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise DataError(f"{target}: cannot save ({error.strerror or error}); the previous checkpoint is kept") from error
+        raise DataError(
+            f"{target}: cannot save ({error.strerror or error}); the previous checkpoint is kept"
+        ) from error
     fsync_directory(root)
     return target
 

@@ -1,4 +1,4 @@
-"""Where and how to compute: device, number format, threads, ranks. The same loop runs on a laptop and under torchrun."""
+"""Where and how to compute: device, number format, threads, ranks; one loop for a laptop and torchrun."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Device:
         check_finite(context, loss=loss)
         optimiser.zero_grad(set_to_none=True)
         if self._scaler is None:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         else:
             self._scaler.scale(loss).backward()
             self._scaler.unscale_(optimiser)

@@ -47,7 +47,9 @@ def atomic_write_bytes(path: Path | str, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise DataError(f"{path}: cannot write ({error.strerror or error}); free space or choose another folder") from error
+        raise DataError(
+            f"{path}: cannot write ({error.strerror or error}); free space or choose another folder"
+        ) from error
     fsync_directory(path.parent)
 
 
@@ -111,7 +113,10 @@ def archive_members(path: Path | str, *, max_bytes: int = MAX_MEMBER_BYTES) -> I
                 for info in archive.infolist():
                     if not info.is_dir():
                         with archive.open(info) as stream:
-                            yield _checked_name(path, info.filename), _limited(path, info.filename, stream, max_bytes)
+                            yield (
+                                _checked_name(path, info.filename),
+                                _limited(path, info.filename, stream, max_bytes),
+                            )
             return
         with tarfile.open(path) as archive_tar:
             for member in archive_tar:

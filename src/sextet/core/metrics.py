@@ -30,7 +30,7 @@ def check_finite(context: str, **values: float | torch.Tensor) -> None:
             bad = list(tensors)[int((~flag).nonzero()[0, 0])]
             raise DivergenceError(f"{context}: {bad} is not finite; nothing was applied, the last checkpoint is good")
     for name, value in values.items():
-        if name not in tensors and not math.isfinite(value):  # type: ignore[arg-type]
+        if name not in tensors and not math.isfinite(value):
             raise DivergenceError(f"{context}: {name} = {value}; nothing was applied, the last checkpoint is good")
 
 

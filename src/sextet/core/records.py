@@ -6,14 +6,19 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import shutil
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sextet.core.config import RunConfig
+from sextet.core.checkpoint import pack_tensors
+from sextet.core.config import RunConfig, to_dict
 from sextet.core.errors import UsageError
-from sextet.core.files import read_json, write_json
+from sextet.core.files import atomic_write_bytes, atomic_write_text, read_json, write_json
+
+if TYPE_CHECKING:
+    import torch
 
 
 def lock_directory(directory: Path) -> Any:
@@ -48,12 +53,22 @@ def environment() -> dict[str, Any]:
     }
 
 
-def model_card(recipe: str, config: RunConfig, summary: Mapping[str, Any]) -> str:
-    """Returns the README of a folder of final weights."""
+def write_final(
+    folder: Path,
+    recipe: str,
+    config: RunConfig,
+    summary: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor],
+) -> None:
+    """Writes the folder that ``sextet.load`` reads and people publish: weights, configuration, model card."""
+    shutil.rmtree(folder, ignore_errors=True)
+    atomic_write_bytes(folder / "model.safetensors", pack_tensors(weights))
+    write_json(folder / "config.json", {"recipe": recipe, "config": to_dict(config)})
     results = "\n".join(f"- {name}: {value}" for name, value in sorted(summary.items()))
-    return (
+    card = (
         f"# {recipe}\n\nTrained with sextet, recipe `{recipe}`, seed {config.seed}. "
         f'Load with `sextet.load("PATH")`.\n\n## Results\n\n{results or "none recorded"}\n\n'
         "## Settings\n\nSee `config.json`. Licence of the code: Apache-2.0; "
         "the weights follow the licence of the data they were trained on.\n"
     )
+    atomic_write_text(folder / "README.md", card)

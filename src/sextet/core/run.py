@@ -17,12 +17,10 @@ import contextlib
 import json
 import math
 import shlex
-import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,10 +29,11 @@ from sextet.core.config import RunConfig, check_resumable, difference, to_dict
 from sextet.core.console import Console
 from sextet.core.device import World
 from sextet.core.errors import DataError, DivergenceError, Interrupted, UsageError
-from sextet.core.files import atomic_write_bytes, atomic_write_text, read_json, write_json
+from sextet.core.files import atomic_write_text, read_json, write_json
 from sextet.core.metrics import Metrics
-from sextet.core.records import environment, lock_directory, model_card
+from sextet.core.records import environment, lock_directory, write_final
 from sextet.core.seeding import Rng, key, numpy_rng, reseed_default, torch_rng
+from sextet.core.signals import StopSignals
 
 if TYPE_CHECKING:
     import torch
@@ -54,12 +53,11 @@ class Stateful(Protocol):
 
 
 class _Shared:
-    """What a run and its parts have in common: console, ranks, and the stop signals received."""
+    """What a run and its parts have in common: console, ranks, stop signals and lock."""
 
     def __init__(self, console: Console, world: World) -> None:
         self.console, self.world = console, world
-        self.stops = 0
-        self.listening = False
+        self.stop = StopSignals()
         self.lock: Any = None
 
 
@@ -79,7 +77,9 @@ class Run:
         self._saving_seconds = self._seconds_before = 0.0
         directory.mkdir(parents=True, exist_ok=True)
         self._metrics = Metrics(
-            directory / "metrics.jsonl", lambda text: self.event("warning", text=text), writes=shared.world.is_main
+            directory / "metrics.jsonl",
+            lambda text: self.event("warning", text=text),
+            writes=shared.world.is_main,
         )
 
     @classmethod
@@ -220,7 +220,10 @@ class Run:
     def event(self, name: str, **fields: Any) -> None:
         """Appends a row to ``events.jsonl``; never raises."""
         row = json.dumps({"event": name, "time": round(time.time(), 3), **fields}, default=str) + "\n"
-        with contextlib.suppress(OSError), (self.directory / "events.jsonl").open("a", encoding="utf-8") as handle:
+        with (
+            contextlib.suppress(OSError),
+            (self.directory / "events.jsonl").open("a", encoding="utf-8") as handle,
+        ):
             handle.write(row)
 
     def log(self, scalars: Mapping[str, float | torch.Tensor] | None = None, /, **named: float | torch.Tensor) -> None:
@@ -233,40 +236,16 @@ class Run:
 
     # --- stopping ---
 
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """Listens to SIGINT and SIGTERM: the first asks to stop at the next safe point, the second ends at once.
+    def signals(self) -> AbstractContextManager[None]:
+        """Returns the context that listens to SIGINT and SIGTERM: the first asks to stop, the second ends at once.
 
         :meth:`steps` does this itself; wrap longer work around it in this and call :meth:`poll` there.
         """
-        shared = self._shared
-        if shared.listening or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-        def restore() -> None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            shared.listening = False
-
-        def handle(number: int, _: object) -> None:
-            shared.stops += 1
-            if shared.stops > 1:
-                restore()
-                signal.raise_signal(number)
-
-        for number in before:
-            signal.signal(number, handle)
-        shared.listening = True
-        try:
-            yield
-        finally:
-            restore()
+        return self._shared.stop.listen()
 
     def poll(self) -> None:
         """Raises :class:`Interrupted` after a stop signal; call it in long loops outside of :meth:`steps`."""
-        if self._shared.stops:
+        if self._shared.stop.count:
             root = Path(*self.directory.parts[: len(self.directory.parts) - 2 * len(self._path)])
             raise Interrupted(f"stopped by a signal; everything is saved. Continue with: sextet resume {root}")
 
@@ -283,7 +262,7 @@ class Run:
             self._tracked[name] = part
 
     def restore(self) -> int:
-        """Loads the newest valid checkpoint, if there is one, and cuts the metrics back; returns the step to do next."""
+        """Loads the newest valid checkpoint, if any, and cuts the metrics back; returns the step to do next."""
         self._restored = True
         if not self.world.is_main:
             self.world.barrier()  # rank 0 has set damaged checkpoints aside before the others look
@@ -295,7 +274,7 @@ class Run:
             own = parts.pop("run")
             if parts.keys() != self._tracked.keys():
                 raise DataError(
-                    f"{self.directory}: the checkpoint holds {sorted(parts)}, this program tracks {sorted(self._tracked)}"
+                    f"{self.directory}: the checkpoint holds {sorted(parts)}; tracked are {sorted(self._tracked)}"
                 )
             for name, state in parts.items():
                 self._tracked[name].load_state_dict(state)
@@ -325,11 +304,11 @@ class Run:
         with self.signals(), self.console.task("/".join(self._path) or self.recipe, total, start=self.step):
             while self.step < total:
                 step = self.step
-                if step % AGREE_EVERY == 0 or world.size == 1:
-                    if world.any(self._shared.stops > 0):
-                        self._shared.stops = max(self._shared.stops, 1)
-                        self.save()
-                        self.poll()
+                agree = step % AGREE_EVERY == 0 or world.size == 1
+                if agree and world.any(self._shared.stop.count > 0):
+                    self._shared.stop.count = max(self._shared.stop.count, 1)
+                    self.save()
+                    self.poll()
                 reseed_default(self.seed, *self._path, "step", step, rank)
                 yield step
                 self.step = step + 1
@@ -381,7 +360,7 @@ class Run:
                 self._failed_saves += 1
                 self.event("save failed", step=self.step, error=str(error))
                 self.say(f"warning: {error}")
-                if self._failed_saves >= SAVE_ATTEMPTS or self._shared.stops:
+                if self._failed_saves >= SAVE_ATTEMPTS or self._shared.stop.count:
                     raise
             self.console.saved()
         self.world.barrier()
@@ -398,11 +377,10 @@ class Run:
             return
         summary = dict(summary)
         if weights is not None:
-            final = self.directory / "final"
-            shutil.rmtree(final, ignore_errors=True)
-            atomic_write_bytes(final / "model.safetensors", checkpoint.pack_tensors(weights))
-            write_json(final / "config.json", {"recipe": self.recipe, "config": to_dict(self.config)})
-            atomic_write_text(final / "README.md", model_card(self.recipe, self.config, summary))
+            write_final(self.directory / "final", self.recipe, self.config, summary, weights)
         timing = {"seconds": round(self.seconds, 3), "saving_seconds": round(self._saving_seconds, 3)}
         self.event("finished", steps=self.step, **timing)
-        write_json(self.directory / "summary.json", {"state": "finished", "steps": self.step, **timing, "summary": summary})
+        write_json(
+            self.directory / "summary.json",
+            {"state": "finished", "steps": self.step, **timing, "summary": summary},
+        )
