@@ -30,8 +30,10 @@ class Interval:
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{format_number(self.mean)} (n={self.n})"
-        width = self.high - self.low  # two digits of the width are as much as the bounds can support
-        digits = max(0, 1 - math.floor(math.log10(width))) if width > 0 and math.isfinite(width) else None
+        width = self.high - self.low
+        digits = None  # else two digits of the width, as much as the bounds can support
+        if math.isfinite(width) and not math.isclose(self.low, self.high):
+            digits = max(0, 1 - math.floor(math.log10(width)))
         return "{} [{}, {}]".format(*(format_number(v, digits) for v in (self.mean, self.low, self.high)))
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,9 +87,7 @@ def bootstrap_interval(
     from scipy.stats import bootstrap, norm, t, trim_mean
 
     if statistic not in ("mean", "iqm") or not 0 < confidence < 1:
-        raise UsageError(
-            f"need statistic mean or iqm and confidence in (0, 1), not {statistic!r}, {confidence}"
-        )
+        raise UsageError(f"need statistic mean or iqm and confidence in (0, 1), not {statistic!r}, {confidence}")
 
     def estimate(sample: NDArray[np.float64], axis: int = -1) -> Any:
         return trim_mean(sample, 0.25 if statistic == "iqm" else 0.0, axis=axis)
