@@ -1,10 +1,10 @@
 """Inner loops of Overcooked: one step of the 2019 dynamics, and the plane encodings.
 
-Each routine exists twice with one signature: a loop for numba and a vectorised numpy version for when numba is
-missing; both agree exactly. N environments, H*W cells (cell = y * W + x), P pots. Arguments shared by all:
-`world` = (terrain (H*W,), delta (4,) cell offset of a direction, pot_at (H*W,) number of the pot on a cell,
-pots (P,) cells); `state` = the arrays of `overcooked.State` in order. Codes: terrain 0 floor, 1 counter, 2 onions,
-3 pot, 4 dishes, 5 serving; objects 0 none, 1 onion, 2 dish, 3 soup; actions 0-3 N S E W, 4 stay, 5 interact.
+Each routine exists twice with one signature, a loop for numba and a version on whole numpy arrays for when
+numba is missing; both agree exactly. Shapes: N games, H*W cells (cell = y * W + x), P pots. Shared arguments:
+`world` = (terrain (H*W,), delta (4,) cell offset of each direction, pot_at (H*W,) number of the pot on a cell,
+pots (P,) cells); `state` = the arrays of `overcooked.State`. Codes: terrain 0 floor, 1 counter, 2 onions, 3 pot,
+4 dishes, 5 serving; objects 0 none, 1 onion, 2 dish, 3 soup; actions 0 to 3 move N S E W, 4 stay, 5 interact.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Kernels(NamedTuple):
 
     name: str
     step: Callable[[Arrays, Arrays, Array, Array, Array], int]
-    planes: Callable[[int, Array, Arrays, Arrays, int, Arrays, Array], None]
+    planes: Callable[[int, Arrays, Arrays, int, Arrays, Array], None]
 
 
 @cache
@@ -43,19 +43,18 @@ def numba_kernels() -> Kernels:
     """Compiles the loops; machine code is kept on disk if some folder is writable. Raises ImportError."""
     import numba
 
-    def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-        try:
-            return numba.njit(cache=True, nogil=True)(loop)  # type: ignore[no-any-return]
-        except RuntimeError:  # numba found no writable cache folder
-            return numba.njit(nogil=True)(loop)  # type: ignore[no-any-return]
-
-    return Kernels("numba", compiled(step_loop), compiled(planes_loop))
+    try:
+        jit = numba.njit(cache=True, nogil=True)
+        return Kernels("numba", jit(step_loop), jit(planes_loop))
+    except RuntimeError:  # numba found no writable cache folder
+        jit = numba.njit(nogil=True)
+        return Kernels("numba", jit(step_loop), jit(planes_loop))
 
 
 def step_loop(world: Arrays, state: Arrays, actions: Array, sparse: Array, shaped: Array) -> int:
-    """Advances all environments in place; writes `sparse` (N,) and `shaped` (N, 2) float32.
+    """Advances all games in place; writes `sparse` (N,) and `shaped` (N, 2) float32.
 
-    `actions` is (N, 2) int64. Returns -1, or the first environment with an action outside 0..5; then nothing changed.
+    `actions` is (N, 2) int64. Returns -1, or the first game with an action outside 0..5; nothing changes then.
     """
     terrain, delta, pot_at, pots = world
     pos, orient, held, counter, pot_onions, pot_cook, time = state
@@ -95,17 +94,13 @@ def step_loop(world: Arrays, state: Arrays, actions: Array, sparse: Array, shape
                 held[i, k] = 0
                 sparse[i] += DELIVERY
         old0, old1 = pos[i, 0], pos[i, 1]
-        new0, new1 = old0, old1
-        if actions[i, 0] < 4:
-            orient[i, 0] = actions[i, 0]
-            if terrain[old0 + delta[actions[i, 0]]] == 0:
-                new0 = old0 + delta[actions[i, 0]]
-        if actions[i, 1] < 4:
-            orient[i, 1] = actions[i, 1]
-            if terrain[old1 + delta[actions[i, 1]]] == 0:
-                new1 = old1 + delta[actions[i, 1]]
-        if new0 != new1 and (new0 != old1 or new1 != old0):
-            pos[i, 0], pos[i, 1] = new0, new1
+        for k in range(2):
+            if actions[i, k] < 4:
+                orient[i, k] = actions[i, k]
+                if terrain[pos[i, k] + delta[orient[i, k]]] == 0:
+                    pos[i, k] += delta[orient[i, k]]
+        if pos[i, 0] == pos[i, 1] or (pos[i, 0] == old1 and pos[i, 1] == old0):
+            pos[i, 0], pos[i, 1] = old0, old1
         for j in range(len(pots)):
             if pot_onions[i, j] == ONIONS_PER_SOUP and pot_cook[i, j] < COOK_TIME:
                 pot_cook[i, j] += 1
@@ -151,16 +146,14 @@ def step_numpy(world: Arrays, state: Arrays, actions: Array, sparse: Array, shap
     return -1
 
 
-def planes_loop(
-    mode: int, table: Array, world: Arrays, state: Arrays, horizon: int, drawn: Arrays, out: Array
-) -> None:
+def planes_loop(mode: int, world: Arrays, state: Arrays, horizon: int, drawn: Arrays, out: Array) -> None:
     """Brings `out` (N, 2 seats, C, H*W) uint8 from what was drawn last time to the present state.
 
-    Only cells that differ are written. `drawn` = (players (N, 2, 3) int16: cell or -1, orientation, object held;
-    cells (N, H*W), pots (N, 2, P), urgent (N,) uint8) is compared with the state itself, so that outside edits of the
-    state are followed too. `table` is `OBJECT_PLANES[mode]`.
+    Only cells that differ are written. `drawn` = (players (N, 2, 3) int16: cell or -1, direction, object held;
+    cells (N, H*W), pots (N, 2, P), urgent (N,) uint8) is compared with the state itself, so outside edits of it
+    are followed too.
     """
-    pots = world[3]
+    table, pots = OBJECT_PLANES[mode], world[3]
     pos, orient, held, counter, pot_onions, pot_cook, time = state
     players, cells, drawn_pots, drawn_urgent = drawn
     for i in range(len(pos)):
@@ -192,46 +185,42 @@ def planes_loop(
         differs = 0
         for c in range(counter.shape[1]):
             shown = counter[i, c]
-            if shown == hide0 or shown == hide1:
+            if shown in (hide0, hide1):
                 shown = 0
             differs |= shown ^ cells[i, c]
         for c in range(counter.shape[1] if differs else 0):
             code, before = counter[i, c], cells[i, c]
-            if code == hide0 or code == hide1:
+            if code in (hide0, hide1):
                 code = 0
             if code != before:
                 cells[i, c] = code
-                for seat in range(2):
-                    out[i, seat, table[before, 0], c] = 0
-                    out[i, seat, table[before, 2], c] = 0
-                    out[i, seat, table[code, 2], c] = 1
-                    out[i, seat, table[code, 0], c] = table[code, 1]
+                out[i, :, table[before, 0], c] = 0
+                out[i, :, table[before, 2], c] = 0
+                out[i, :, table[code, 2], c] = 1
+                out[i, :, table[code, 0], c] = table[code, 1]
         for j in range(len(pots)):
             onions, cook = pot_onions[i, j], pot_cook[i, j]
             if hide0 == 3 or hide1 == 3:
                 onions, cook = 0, 0
             if onions != drawn_pots[i, 0, j] or cook != drawn_pots[i, 1, j]:
                 drawn_pots[i, 0, j], drawn_pots[i, 1, j] = onions, cook
-                for seat in range(2):
-                    if mode != PLANES26:
-                        out[i, seat, 15, pots[j]] = onions
-                        out[i, seat, 16, pots[j]] = cook
-                    else:
-                        out[i, seat, 16, pots[j]] = onions if cook == 0 else 0
-                        out[i, seat, 18, pots[j]] = onions if cook > 0 else 0
-                        out[i, seat, 20, pots[j]] = COOK_TIME - cook if cook > 0 else 0
-                        out[i, seat, 21, pots[j]] = cook >= COOK_TIME
+                if mode != PLANES26:
+                    out[i, :, 15, pots[j]] = onions
+                    out[i, :, 16, pots[j]] = cook
+                else:
+                    out[i, :, 16, pots[j]] = onions if cook == 0 else 0
+                    out[i, :, 18, pots[j]] = onions if cook > 0 else 0
+                    out[i, :, 20, pots[j]] = COOK_TIME - cook if cook > 0 else 0
+                    out[i, :, 21, pots[j]] = cook >= COOK_TIME
         urgent = mode == PLANES26 and horizon - time[i] < URGENT
         if urgent != drawn_urgent[i]:
             drawn_urgent[i] = urgent
             out[i, :, 25] = urgent
 
 
-def planes_numpy(
-    mode: int, table: Array, world: Arrays, state: Arrays, horizon: int, drawn: Arrays, out: Array
-) -> None:
+def planes_numpy(mode: int, world: Arrays, state: Arrays, horizon: int, drawn: Arrays, out: Array) -> None:
     """`planes_loop` on whole arrays; draws every moving plane afresh and does not need `drawn`."""
-    pots, rows = world[3], np.arange(len(out))
+    table, pots, rows = OBJECT_PLANES[mode], world[3], np.arange(len(out))
     pos, orient, held, counter, onions, cook, time = state
     objects = counter.copy()
     if mode == LEGACY:

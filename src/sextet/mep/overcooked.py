@@ -1,15 +1,13 @@
-"""Overcooked with the 2019 dynamics ("On the Utility of Learning about Humans", Carroll et al. 2019), in batches.
+"""Overcooked as in the 2019 code (Carroll et al., "On the Utility of Learning about Humans"), many games at a time.
 
-Players are numbered by their start cell: digit 1 of the grid is player 0. Directions are 0 N, 1 S, 2 E, 3 W; the codes
-of terrain, objects and actions are in `kernels`. Nothing here is random.
+Nothing is random. Digit 1 of a grid is the start of player 0. Directions are 0 N, 1 S, 2 E, 3 W; the codes of
+terrain, objects and actions are given in `kernels`.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections import deque
-from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import numpy as np
 from sextet.core.errors import DataError, UsageError, missing_extra, unknown
 from sextet.core.files import read_text
 from sextet.mep import kernels
-from sextet.mep.kernels import Array
+from sextet.mep.kernels import Array, Arrays
 
 GRIDS = {
     "cramped_room": "XXPXX\nO  2O\nX1  X\nXDXSX",
@@ -29,117 +27,101 @@ GRIDS = {
     "counter_circuit": "XXXPPXXX\nX  2   X\nD XXXX S\nX  1   X\nXXXOOXXX",
 }
 LAYOUTS = tuple(GRIDS)
-# Names of the same grids elsewhere: the 2019 code, newer packages.
-ALIASES = {
-    "simple": "cramped_room",
-    "unident_s": "asymmetric_advantages",
-    "random0": "forced_coordination",
-    "random1": "coordination_ring",
-    "random3": "counter_circuit",
+ALIASES = {  # names of the same grids in the 2019 code and in later packages
+    "simple": "cramped_room", "unident_s": "asymmetric_advantages", "random1": "coordination_ring",
+    "random0": "forced_coordination", "random3": "counter_circuit",
     "counter_circuit_o_1order": "counter_circuit",
-    "asymm_advantages": "asymmetric_advantages",
-    "coord_ring": "coordination_ring",
 }  # fmt: skip
-TERRAIN = " XOPDS"
+TERRAIN, MAX_CELLS = " XOPDS", 4096
 MODES = {"planes20": kernels.FIXED, "planes20_legacy": kernels.LEGACY, "planes26": kernels.PLANES26}
 ENCODINGS = (*MODES, "features62", "features96")
-MAX_CELLS = 4096
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """A kitchen: `grid` rows without the digits, `terrain` (H*W,) codes, `pots` (P,) and `starts` (2,) cells."""
+    """A kitchen; a cell is y * width + x."""
 
     name: str
     width: int
     height: int
-    grid: tuple[str, ...]
-    terrain: Array
-    pots: Array
-    starts: Array
+    grid: tuple[str, ...]  # rows, the digits replaced by spaces
+    terrain: Array  # (H*W,) uint8 codes
+    pots: Array  # (P,) int16 cells
+    starts: Array  # (2,) int16 cells
 
     @staticmethod
     def load(name_or_path: str | Path) -> Layout:
-        """Returns one of `LAYOUTS` (the 2019 grids), or reads a text file given with its suffix or folder.
+        """Returns one of `LAYOUTS`, or reads a text file named with a suffix or a folder.
 
-        `counter_circuit` is the 8x5 onion grid of 2019; overcooked-ai uses the name for a 9x5 tomato kitchen and calls
-        this one `counter_circuit_o_1order`. Raises UsageError for an unknown name, DataError for a bad file.
+        `counter_circuit` is the 8x5 onion grid of 2019; later packages give this name to a 9x5 tomato grid and
+        call this one `counter_circuit_o_1order`. Raises UsageError for an unknown name, DataError for a bad file.
         """
         name, path = str(name_or_path), Path(name_or_path)
         if name in GRIDS:
             return _built_in(name)
         if path.suffix or path.name != name or path.is_file():
-            return Layout.parse(read_text(path, max_bytes=1 << 20), name=path.stem, source=str(path))
+            return Layout.parse(read_text(path, max_bytes=1 << 20), name=path.stem, source=name)
         if name in ALIASES:
-            raise UsageError(f'unknown layout "{name}": here this kitchen is called "{ALIASES[name]}"')
-        raise UsageError(
-            unknown("layout", name, LAYOUTS) + ', or the path of a file such as "kitchen.layout"'
-        )
+            raise UsageError(f'unknown layout "{name}": this kitchen is called "{ALIASES[name]}" here')
+        raise UsageError(unknown("layout", name, LAYOUTS) + ', or a file such as "kitchen.layout"')
 
     @staticmethod
     def parse(text: str, *, name: str, source: str = "") -> Layout:
-        """Checks a grid; a byte-order mark, any newlines, blank lines around it and trailing spaces are accepted.
+        """Checks a grid; any newlines, a byte-order mark, trailing spaces and outer blank lines are accepted.
 
-        Raises DataError "source:line:column: what is wrong".
+        Raises DataError "source:line:column: what is wrong", counted from 1.
         """
-        lines = text.removeprefix("\ufeff").splitlines()
-        rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        lines = text.removeprefix("\ufeff").rstrip().splitlines()
+        first = next((number for number, line in enumerate(lines) if line.strip()), 0)
+        rows, starts = lines[first:], dict[str, int]()
 
-        def bad(number: int, column: int, what: str) -> DataError:
-            return DataError(f"{source or name}:{number}:{column + 1}: {what}")
+        def wrong(y: int, x: int, what: str) -> DataError:
+            return DataError(f"{source or name}:{first + y + 1}:{x + 1}: {what}")
 
         if not rows:
-            raise bad(1, 0, "the layout is empty")
-        width, height = len(rows[0][1].rstrip()), len(rows)
-        starts: dict[str, int] = {}
-        for y, (number, line) in enumerate(rows):
+            raise wrong(0, 0, "the layout is empty")
+        width, height = len(rows[0].rstrip()), len(rows)
+        for y, line in enumerate(rows):
             row = line.rstrip()
-            if number != rows[0][0] + y:
-                raise bad(number - 1, 0, "blank line inside the grid")
             if len(row) > width or len(line) < width:
-                raise bad(number, len(row), f"ragged grid: {len(row)} columns, the first row has {width}")
+                raise wrong(y, len(row), f"ragged grid: {len(row)} columns, the first row has {width}")
             for x, mark in enumerate(row.ljust(width)):
                 border = x in (0, width - 1) or y in (0, height - 1)
                 if mark not in TERRAIN + "12":
-                    raise bad(number, x, f'unknown character "{mark}"; allowed: space X O P D S 1 2')
-                if mark in "12" and border:
-                    raise bad(
-                        number, x, f"player {mark} stands on the border; start cells are floor inside it"
-                    )
+                    raise wrong(y, x, f'unknown character "{mark}"; allowed: space X O P D S 1 2')
                 if mark == " " and border:
-                    raise bad(number, x, "open border: the outer cells must be one of X O P D S")
+                    raise wrong(y, x, "open border; the outer cells must be X O P D or S")
+                if mark in "12" and border:
+                    raise wrong(y, x, f"player {mark} on the border; start cells are floor inside")
                 if mark in starts:
-                    raise bad(number, x, f'second "{mark}"; each player starts once')
+                    raise wrong(y, x, f'second "{mark}"; each player starts once')
                 if mark in "12":
                     starts[mark] = y * width + x
-        flat = "".join(line.rstrip() for _, line in rows)
-        for mark, what in zip(
-            "OPDS12", "onions, pot, dishes, serving, player 1, player 2".split(", "), strict=True
-        ):
+        flat = "".join(line.rstrip() for line in rows)
+        for mark, what in zip("OPDS12", ("onions", "pot", "dishes", "serving", *["player"] * 2), strict=True):
             if mark not in flat:
-                raise bad(rows[0][0], 0, f'no "{mark}" ({what}) in the grid')
+                raise wrong(0, 0, f'no "{mark}" ({what}) in the grid')
         if len(flat) > MAX_CELLS:
-            raise bad(rows[0][0], 0, f"{width} x {height} cells; at most {MAX_CELLS} are allowed")
+            raise wrong(0, 0, f"{width} x {height} cells; at most {MAX_CELLS} are allowed")
         flat = flat.replace("1", " ").replace("2", " ")
-        reached, queue = set(starts.values()), deque(starts.values())
-        while queue:
-            cell = queue.popleft()
-            for near in (cell - width, cell + width, cell + 1, cell - 1):
-                if near not in reached:
-                    reached.add(near)
-                    queue.extend([near] if flat[near] == " " else [])
-        pots = np.array([cell for cell, mark in enumerate(flat) if mark == "P"], np.int16)
-        if not reached.intersection(pots.tolist()):
-            y, x = divmod(int(pots[0]), width)
-            raise bad(rows[y][0], x, "no pot can be reached by any player")
-        terrain = np.array([TERRAIN.index(mark) for mark in flat], np.uint8)
-        cells = np.array([starts["1"], starts["2"]], np.int16)
-        for array in (terrain, pots, cells):
+        reached, frontier = set(starts.values()), list(starts.values())
+        while frontier:
+            cell = frontier.pop()
+            near = {cell - width, cell + width, cell + 1, cell - 1} - reached
+            reached |= near
+            frontier += [cell for cell in near if flat[cell] == " "]
+        pots = [cell for cell, mark in enumerate(flat) if mark == "P"]
+        if not reached.intersection(pots):
+            raise wrong(*divmod(pots[0], width), "no pot can be reached by any player")
+        arrays: dict[str, Array] = {
+            "terrain": np.array([TERRAIN.index(mark) for mark in flat], np.uint8),
+            "pots": np.array(pots, np.int16),
+            "starts": np.array([starts["1"], starts["2"]], np.int16),
+        }
+        for array in arrays.values():
             array.setflags(write=False)
-        grid = tuple(flat[y * width : (y + 1) * width] for y in range(height))
-        return Layout(
-            name=name, width=width, height=height, grid=grid, terrain=terrain, pots=pots, starts=cells
-        )
+        grid = tuple(flat[row : row + width] for row in range(0, len(flat), width))
+        return Layout(name=name, width=width, height=height, grid=grid, **arrays)
 
 
 @cache
@@ -149,80 +131,65 @@ def _built_in(name: str) -> Layout:
 
 @dataclass(kw_only=True)
 class State:
-    """N games at one moment; plain arrays that may be edited in place."""
+    """N games at one moment, in plain arrays that may be edited in place."""
 
-    pos: Array
-    """(N, 2) int16 cell of each player."""
-    orient: Array
-    """(N, 2) uint8 direction each player faces."""
-    held: Array
-    """(N, 2) uint8 object in hand."""
-    counter: Array
-    """(N, H*W) uint8 object lying on each counter."""
-    pot_onions: Array
-    """(N, P) uint8, 0 to 3."""
-    pot_cook: Array
-    """(N, P) uint8 steps cooked, 0 to 20 (ready)."""
-    time: Array
-    """(N,) int32 steps since the start."""
+    pos: Array  # (N, 2) int16 cell of each player
+    orient: Array  # (N, 2) uint8 direction each player faces
+    held: Array  # (N, 2) uint8 object in hand
+    counter: Array  # (N, H*W) uint8 object lying on a counter
+    pot_onions: Array  # (N, P) uint8, 0 to 3
+    pot_cook: Array  # (N, P) uint8 steps cooked, 20 is ready
+    time: Array  # (N,) int32 steps since the start
 
-    def arrays(self) -> kernels.Arrays:
+    def arrays(self) -> Arrays:
         """Returns the arrays in the order above."""
         return (self.pos, self.orient, self.held, self.counter, self.pot_onions, self.pot_cook, self.time)
 
 
 def observation_shape(layout: Layout, encoding: str) -> tuple[int, ...]:
-    """Returns the shape of one player's observation: (C, H, W) for planes, (F,) for features. Raises UsageError."""
-    if encoding not in ENCODINGS:
-        raise UsageError(unknown("encoding", encoding, ENCODINGS))
+    """Returns one player's shape, (C, H, W) for planes or (F,) for features. Raises UsageError."""
     if encoding in MODES:
         return (kernels.NUM_PLANES[MODES[encoding]], layout.height, layout.width)
+    if encoding not in ENCODINGS:
+        raise UsageError(unknown("encoding", encoding, ENCODINGS))
     return (int(encoding.removeprefix("features")),)
 
 
 class Overcooked:
-    """N games on one layout, played in lockstep; `done` comes at the horizon and the caller resets."""
+    """N games on one layout in lockstep; the caller resets when they are done."""
 
     def __init__(
         self, layout: Layout | str | Path, num_envs: int, *, horizon: int = 400, backend: str = "auto"
     ) -> None:
-        """Starts the games. `backend` is "numba", "numpy" or "auto" (numba if installed). Raises UsageError."""
+        """Starts the games; backend "auto" is "numba" if installed, else "numpy". Raises UsageError."""
         for name, value in (("num_envs", num_envs), ("horizon", horizon)):
             if not isinstance(value, int | np.integer) or value <= 0:
                 raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1")
         if backend not in ("auto", "numba", "numpy"):
             raise UsageError(unknown("backend", backend, ("auto", "numba", "numpy")))
-        self.layout = layout if isinstance(layout, Layout) else Layout.load(layout)
-        self.num_envs, self.horizon = int(num_envs), int(horizon)
         installed = importlib.util.find_spec("numba") is not None
         if backend == "numba" and not installed:
             raise missing_extra("numba", "coop", 'backend="numba"')
-        use_numba = backend != "numpy" and installed
+        use_numba = installed and backend != "numpy"
         self._kernels = kernels.numba_kernels() if use_numba else kernels.NUMPY_KERNELS
-        n, cells, pots, width = self.num_envs, len(self.layout.terrain), self.layout.pots, self.layout.width
+        self.backend = self._kernels.name
+        self.layout = layout = layout if isinstance(layout, Layout) else Layout.load(layout)
+        self.num_envs, self.horizon = n, _ = int(num_envs), int(horizon)
+        cells, pots, byte = len(layout.terrain), len(layout.pots), np.uint8
         pot_at = np.zeros(cells, np.int16)
-        pot_at[pots] = np.arange(len(pots))
-        self._world = (self.layout.terrain, np.array([-width, width, 1, -1], np.int16), pot_at, pots)
-        byte = np.uint8
+        pot_at[layout.pots] = np.arange(pots)
+        delta = np.array([-layout.width, layout.width, 1, -1], np.int16)
+        self._world = (layout.terrain, delta, pot_at, layout.pots)
         self.state = State(
-            pos=np.empty((n, 2), np.int16),
-            orient=np.empty((n, 2), byte),
-            held=np.empty((n, 2), byte),
-            counter=np.empty((n, cells), byte),
-            pot_onions=np.empty((n, len(pots)), byte),
-            pot_cook=np.empty((n, len(pots)), byte),
-            time=np.empty(n, np.int32),
+            pos=np.empty((n, 2), np.int16), orient=np.empty((n, 2), byte), held=np.empty((n, 2), byte),
+            counter=np.empty((n, cells), byte), pot_onions=np.empty((n, pots), byte),
+            pot_cook=np.empty((n, pots), byte), time=np.empty(n, np.int32),
         )  # fmt: skip
-        self._canvases: dict[str, tuple[kernels.Arrays, Array]] = {}
+        self._canvases: dict[str, tuple[Arrays, Array]] = {}
         self.reset()
 
-    @property
-    def backend(self) -> str:
-        """Name of the kernels in use, "numba" or "numpy"."""
-        return self._kernels.name
-
     def reset(self, mask: Array | None = None) -> None:
-        """Starts all games anew, or those where `mask` (N,) bool is set. Raises UsageError for another mask."""
+        """Starts all games anew, or those where `mask` (N,) bool is set. Raises UsageError for a bad mask."""
         if mask is not None and (np.shape(mask) != (self.num_envs,) or np.asarray(mask).dtype != bool):
             raise UsageError(f"mask must be a bool array of shape ({self.num_envs},)")
         rows = slice(None) if mask is None else mask
@@ -231,84 +198,57 @@ class Overcooked:
         self.state.pos[rows] = self.layout.starts
 
     def step(self, actions: Any) -> tuple[Array, Array, Array]:
-        """Advances every game by the joint `actions`, an integer array (N, 2) with values 0 to 5.
+        """Advances every game by the joint `actions`, integers (N, 2) from 0 to 5.
 
-        Returns sparse (N,) float32 team reward (20 per soup), shaped (N, 2) float32 per player (the 2019 team value is
-        the sum), done (N,) bool (time limit reached). Raises UsageError and changes nothing for bad actions.
+        Returns sparse (N,) float32, the team's 20 per soup; shaped (N, 2) float32 per player (the 2019 code has
+        their sum); done (N,) bool, time is up. Raises UsageError for bad actions; nothing changes then.
         """
         actions = np.asarray(actions)
-        if actions.shape != (self.num_envs, 2):
-            raise UsageError(f"actions have shape {actions.shape}; expected ({self.num_envs}, 2)")
-        if actions.dtype.kind not in "iu":
-            raise UsageError(f"actions have dtype {actions.dtype}; expected integers 0 to 5")
+        if actions.shape != (self.num_envs, 2) or actions.dtype.kind not in "iu":
+            given = f"{actions.dtype} of shape {actions.shape}"
+            raise UsageError(f"actions are {given}; expected integers of shape ({self.num_envs}, 2)")
         actions = np.ascontiguousarray(actions, np.int64)
         sparse, shaped = np.empty(self.num_envs, np.float32), np.empty((self.num_envs, 2), np.float32)
-        wrong = self._kernels.step(self._world, self.state.arrays(), actions, sparse, shaped)
-        if wrong >= 0:
-            raise UsageError(f"actions[{wrong}] is {actions[wrong].tolist()}; allowed are 0 to 5")
+        bad = self._kernels.step(self._world, self.state.arrays(), actions, sparse, shaped)
+        if bad >= 0:
+            raise UsageError(f"actions[{bad}] is {actions[bad].tolist()}; allowed are 0 to 5")
         return sparse, shaped, self.state.time >= self.horizon
 
-    def observe(
-        self, encoding: str, seat: int | None = None, out: Array | None = None, *, copy: bool = True
-    ) -> Array:
-        """Returns what the players see, each from its own point of view.
+    def observe(self, encoding: str, seat: int | None = None, out: Array | None = None) -> Array:
+        """Returns what the players see, each from its own side, in `out` if given.
 
-        Args:
-            encoding: "planes20" (2019 order, corrected), "planes20_legacy" (2019 exactly: loose objects vanish while
-                a player carries one of their kind), "planes26" (later packages), "features62" or "features96".
-            seat: One player, or None for both.
-            out: Array to fill instead of a new one.
-            copy: False gives a read-only view of planes, valid until the next call with this encoding.
-
-        Returns:
-            Planes uint8 (N, 2, C, H, W), features float32 (N, 2, F); without the axis of size 2 if `seat` is given.
-
-        Raises:
-            UsageError: Unknown encoding or seat, or `out` of another shape or dtype.
+        "planes20" is the 2019 encoding put right, "planes20_legacy" the original (objects lying about vanish
+        while a player carries one of their kind), "planes26" that of later packages; "features62" and
+        "features96" are the vectors. Planes are uint8 (N, 2, C, H, W), features float32 (N, 2, F); with `seat`,
+        without axis 1. Raises UsageError for an unknown encoding or seat, or an `out` of another shape or dtype.
         """
         shape = observation_shape(self.layout, encoding)
         if seat not in (None, 0, 1):
-            raise UsageError(f"seat is {seat!r}; it must be 0, 1 or None for both")
+            raise UsageError(f"seat is {seat!r}; it must be 0, 1, or None for both")
         if encoding in MODES:
-            drawn, canvas = self._canvases.get(encoding) or self._canvas(encoding)
-            mode = MODES[encoding]
-            self._kernels.planes(
-                mode,
-                kernels.OBJECT_PLANES[mode],
-                self._world,
-                self.state.arrays(),
-                self.horizon,
-                drawn,
-                canvas,
-            )
+            mode, (drawn, canvas) = MODES[encoding], self._canvases.get(encoding) or self._canvas(encoding)
+            self._kernels.planes(mode, self._world, self.state.arrays(), self.horizon, drawn, canvas)
             result = canvas.reshape(self.num_envs, 2, *shape)
             result = result if seat is None else result[:, seat]
         else:
             from sextet.mep import features
 
             encode = getattr(features, encoding)
-            seats = [encode(self.layout, self.state, s) for s in ((0, 1) if seat is None else (seat,))]
-            result = np.stack(seats, 1) if seat is None else seats[0]
-        if out is not None:
-            if out.shape != result.shape or out.dtype != result.dtype:
-                raise UsageError(f"out is {out.dtype}{out.shape}; expected {result.dtype}{result.shape}")
-            np.copyto(out, result)
-            return out
-        if copy:
-            return result.copy() if encoding in MODES else result
-        result.setflags(write=False)
-        return result
+            seen = [encode(self.layout, self.state, s) for s in ((0, 1) if seat is None else (seat,))]
+            result = np.stack(seen, 1) if seat is None else seen[0]
+        if out is None:
+            return result.copy() if encoding in MODES else result  # planes are drawn on a lasting canvas
+        if out.shape != result.shape or out.dtype != result.dtype:
+            raise UsageError(f"out is {out.dtype}{out.shape}; expected {result.dtype}{result.shape}")
+        np.copyto(out, result)
+        return out
 
-    def _canvas(self, encoding: str) -> tuple[kernels.Arrays, Array]:
-        """Makes the buffer of an encoding that lasts between calls: terrain drawn once, and notes of what is drawn."""
+    def _canvas(self, encoding: str) -> tuple[Arrays, Array]:
+        """Makes the lasting planes of an encoding, with the terrain on them, and notes of what is drawn."""
         n, cells, pots = self.num_envs, len(self.layout.terrain), len(self.layout.pots)
         canvas = np.zeros((n, 2, kernels.NUM_PLANES[MODES[encoding]], cells), np.uint8)
         for code, plane in enumerate(kernels.TERRAIN_PLANES[MODES[encoding]], 1):
             canvas[:, :, plane] = self.layout.terrain == code
-        drawn = (
-            np.full((n, 2, 3), -1, np.int16),
-            np.zeros((n, cells), np.uint8),
-            np.zeros((n, 2, pots), np.uint8),
-            np.zeros(n, np.uint8),
-        )
+        players = np.full((n, 2, 3), -1, np.int16)
+        drawn: Arrays = (players, *(np.zeros(shape, np.uint8) for shape in ((n, cells), (n, 2, pots), (n,))))
         return self._canvases.setdefault(encoding, (drawn, canvas))
