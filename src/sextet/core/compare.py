@@ -208,10 +208,7 @@ def write_comparison(comparison: Comparison, path: Path | str) -> Path:
         lead=labels,
         alerts=comparison.notes,
         sections=[
-            {
-                "title": "Results",
-                "blocks": [{**results, "columns": ["result", *labels, *extra]}] if rows else [],
-            },
+            {"title": "Results", "blocks": tables},
             curves_section(comparison.curves),
             {"title": "Settings", "blocks": [{**differ, "rows": settings}] if settings else []},
             {"title": "Runs", "blocks": [runs]},

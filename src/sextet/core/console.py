@@ -192,10 +192,7 @@ def headline(metrics: Mapping[str, Any]) -> list[str]:
     """The one or two numbers worth a place on the line: returns and losses first, else the first metric."""
     names = [name for word in HEADLINES for name in metrics if word in name.rpartition("/")[2]]
     chosen = list(dict.fromkeys(names or metrics))[: 2 if names else 1]
-    return [
-        f"{name.rpartition('/')[2].replace('_', ' ')} {format_number(float(metrics[name]))}"
-        for name in chosen
-    ]
+    return [f"{name.rpartition('/')[2].replace('_', ' ')} {format_number(float(metrics[name]))}" for name in chosen]
 
 
 def duration(seconds: float) -> str:

@@ -73,15 +73,13 @@ def save_text(stem: Path | str, *, title: str, text: str) -> None:
 
 
 def read_object(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Returns the object in a JSON file; empty if there is none; an unreadable one is a problem."""
+    """Returns the object in a JSON file, empty if it holds none; an unreadable file is added to the problems."""
     try:
         value = read_json(path) if path.exists() else {}
-        if not isinstance(value, dict):
-            raise DataError(f"{path}: not a JSON object")
     except DataError as error:
         problems.append(str(error))
         return {}
-    return value
+    return value if isinstance(value, dict) else {}
 
 
 def parts_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
