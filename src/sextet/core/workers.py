@@ -1,0 +1,416 @@
+"""Workers: N stateful objects made by a factory, versioned weights, bounded keyed work, restart of what dies.
+
+One interface, three backends: ``inline`` (this process, deterministic, virtual clock), ``process`` (one new
+process each), ``ray`` (one Ray actor each, here or on a cluster). Work is keyed: a ticket sent again after a death
+gives the same result, so nothing is lost and nothing counts twice. Everything travels by value on every backend:
+a result never shares memory with a worker. Not thread-safe: one thread opens, submits and gathers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from sextet.core.errors import SextetError, UsageError, nearest
+from sextet.core.workers_host import Host, dumps, loads
+
+FORMS = "inline, inline:N, process, process:N, ray, ray:N, ray:N@ADDRESS"
+BOOT_SECONDS = 300.0
+"""Longest time a factory may take before its worker counts as hanging."""
+
+Event = tuple[int, str, float, Any]
+"""(worker, "ready" | "done" | "error" | "failed" | "dead", seconds, payload: bytes of the value, or text)."""
+
+
+class WorkerError(SextetError):
+    """A factory or method raised in a worker; the text ends with the remote traceback. It is never retried."""
+
+    def __init__(self, key: str, worker: int, detail: str) -> None:
+        summary = detail.strip().splitlines()[-1]
+        super().__init__(f'ticket "{key}" failed in worker {worker}: {summary}\n{detail.strip()}')
+        self.key, self.worker, self.detail = key, worker, detail
+
+
+class WorkerLost(SextetError):  # noqa: N818 - the name says what happened
+    """A ticket's worker died or hung more than ``max_retries`` times (exit code 3); ends with its last words."""
+
+    exit_code = 3
+
+    def __init__(self, key: str, worker: int, losses: int, detail: str) -> None:
+        super().__init__(f'ticket "{key}" lost its worker {losses} times, last worker {worker}: {detail.strip()}')
+        self.key, self.worker, self.detail = key, worker, detail
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ticket:
+    """Work in flight: its key and the newest version of the weights when it was submitted."""
+
+    key: str
+    version: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished ticket: ``version`` of the weights it used (0: none), its ``worker``, the ``seconds`` it took."""
+
+    key: str
+    version: int
+    worker: int
+    seconds: float
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerHealth:
+    """State of a worker; ``busy_key``: its ticket; ``last_seen_seconds``: time since it last answered."""
+
+    worker: int
+    alive: bool
+    restarts: int
+    busy_key: str | None
+    last_seen_seconds: float
+
+
+@dataclasses.dataclass(kw_only=True)
+class Job:
+    """A ticket as the backends see it; ``call`` is what :meth:`Host.run` takes."""
+
+    key: str
+    method: str
+    call: bytes
+    losses: int = 0
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Slot:
+    """A worker as the scheduler sees it; ``since``: start of its ticket or of its boot."""
+
+    since: float
+    seen: float
+    ready: bool = False
+    version: int = 0
+    job: Job | None = None
+    restarts: int = 0
+    boot_losses: int = 0
+
+
+class Workers:
+    """N workers behind one queue; make them with :meth:`open`. Source: our design.
+
+    ``num`` workers; ``version`` of the newest weights, 0 before the first; ``stats`` counts workers restarted,
+    tickets resubmitted and results refused as stale.
+    """
+
+    # What a backend provides. Handles of weights are its own; times are on the clock `now`.
+    _start: Callable[[int], None]  # starts a worker; its event "ready" or "failed" follows
+    _store: Callable[[bytes], Any]  # keeps the newest weights where workers can reach them; returns a handle
+    _send: Callable[[int, Job, Any], None]  # gives a worker a ticket, and new weights or None; never raises
+    _wait: Callable[[float], list[Event]]  # new events; without any, waits for one, at most up to that time
+    _kill: Callable[[int, bool], str]  # ends a worker (True: it hangs) and returns its last words
+    _end: Callable[[], None]  # ends all workers and frees what was stored; may be called again
+    _alive: Callable[[int], bool]
+    _next: Callable[[], int] = staticmethod(lambda: 0)  # index of the pending ticket to start next
+    _eager = True  # an idle worker starts a ticket at submit, not only in gather
+
+    def __init__(self, num: int, boot: bytes, limits: Mapping[str, Any]) -> None:
+        self.num, self.version, self.stats = num, 0, {"restarts": 0, "resubmitted": 0, "stale": 0}
+        self._boot, self._max_retries = boot, int(limits["max_retries"])
+        self._max_in_flight: int = limits["max_in_flight"] or 1000
+        self._timeout: float = limits["timeout_seconds"] or math.inf
+        self._max_staleness = math.inf if limits["max_staleness"] is None else limits["max_staleness"]
+        self._weights: Any = None
+        self._jobs: dict[str, Job] = {}  # in flight: submitted and not yet returned by gather
+        self._pending: list[Job] = []
+        self._done: dict[str, Result] = {}
+        self._errors: list[SextetError] = []
+        self._refusal: SextetError | None = None  # what every further call raises
+        self._slots = [_Slot(since=self.now, seen=self.now) for _ in range(num)]
+        for worker in range(num):
+            self._start(worker)
+
+    @staticmethod
+    def open(
+        spec: str,
+        factory: Callable[[Any], Any],
+        config: Any,
+        *,
+        max_in_flight: int | None = None,
+        max_retries: int = 3,
+        timeout_seconds: float | None = None,
+        max_staleness: int | None = None,
+        threads: int = 1,
+        durations: Callable[[str, str], float] | None = None,
+    ) -> Workers:
+        """Starts the workers that ``spec`` names: inline, process or ray, with ``:N``, for ray also ``@ADDRESS``.
+
+        Without N: one inline worker, else as many as there are CPUs. Without ADDRESS (as ``ray.init`` takes it),
+        ray uses the Ray of this process, or starts a local one that ends at close. Starting goes on after open.
+
+        Args:
+            spec: for example ``"process:4"`` or ``"ray:8@ray://head:10001"``.
+            factory: top-level function of an importable module; ``factory(config)`` returns the object whose
+                methods are called. Its ``load_weights(weights)``, if any, is called before a ticket.
+            config: argument of the factory.
+            max_in_flight: bound of tickets submitted and not yet gathered; None: 1000.
+            max_retries: how often a ticket is sent again after its worker died or hung.
+            timeout_seconds: limit of one ticket, then its worker is replaced; None: no limit.
+            max_staleness: results from weights more versions old than this are computed again; None: no limit.
+            threads: CPU threads of each worker; inline workers use those of the caller.
+            durations: inline only: virtual seconds of a ticket, from its key and method.
+
+        Raises:
+            UsageError: wrong spec, option or factory, or Ray is not installed.
+            WorkerError: the factory raised (inline; the other backends raise it at gather).
+        """
+        form = re.fullmatch(r"(inline|process|ray)(?::([1-9]\d*))?(?:@(\S+))?", spec)
+        if form is None or (form[3] and form[1] != "ray"):
+            hint = nearest(re.split("[:@]", spec)[0], ("inline", "process", "ray"))
+            raise UsageError(f'workers "{spec}" is not one of {FORMS}{hint}')
+        limits = {"max_in_flight": max_in_flight, "timeout_seconds": timeout_seconds, "threads": threads}
+        limits |= {"max_retries": max_retries, "max_staleness": max_staleness}
+        for name, value in limits.items():
+            if value is not None and (value < 0 or (value == 0 and name not in ("max_retries", "max_staleness"))):
+                raise UsageError(f"{name}={value} is too small")
+        if durations and form[1] != "inline":
+            raise UsageError(f'durations are for workers "inline", not "{spec}"')
+        if form[1] != "inline" and factory.__module__ == "__main__":
+            raise UsageError(f'workers "{spec}" cannot import a factory from a script: move it into a module')
+        num, boot = (
+            int(form[2] or 0),
+            dumps((factory, config), "the factory (a top-level function) or its config"),
+        )
+        if form[1] == "inline":
+            return InlineWorkers(num or 1, boot, limits, durations)
+        module = importlib.import_module(f"sextet.core.workers_{form[1]}")
+        workers: Workers = module.start(num, boot, limits, form[3])
+        return workers
+
+    @property
+    def now(self) -> float:
+        """Seconds on the clock of the workers: monotonic, or virtual on the inline backend."""
+        return time.monotonic()
+
+    @property
+    def free_slots(self) -> int:
+        """How many tickets may be submitted before some are gathered."""
+        return self._max_in_flight - len(self._jobs)
+
+    def publish(self, weights: Mapping[str, Any]) -> int:
+        """Stores a copy of ``weights`` (nested dicts, lists of tensors, arrays, JSON values); returns its version.
+
+        Tensors arrive on the CPU. A worker adopts the newest version when it starts a ticket, never within one.
+        """
+        self._check()
+        self._weights = self._store(dumps(dict(weights), "the weights"))
+        self.version += 1
+        return self.version
+
+    def submit(self, method: str, *args: Any, key: str, **kwargs: Any) -> Ticket:
+        """Queues ``method(*args, **kwargs)`` under ``key`` for the next idle worker.
+
+        A ticket beyond the number of workers starts at the next submit or gather after one became idle.
+
+        Raises:
+            UsageError: the key is in flight already, no slot is free, or an argument cannot be sent.
+        """
+        self._check()
+        if key in self._jobs:
+            raise UsageError(f'ticket "{key}" is in flight already: gather it first or choose another key')
+        if self.free_slots < 1:
+            raise UsageError(f'no free slot for ticket "{key}": gather some of {len(self._jobs)} in flight first')
+        job = Job(key=key, method=method, call=dumps((method, args, kwargs), f'arguments of ticket "{key}"'))
+        self._jobs[key] = job
+        self._pending.append(job)
+        if self._eager:
+            self._dispatch()
+        return Ticket(key=key, version=self.version)
+
+    def gather(self, at_least: int | None = None, timeout: float | None = None) -> list[Result]:
+        """Waits for ``at_least`` results (None: all in flight) or ``timeout`` seconds; returns all there are, by key.
+
+        Each key is returned once. 0 takes what has finished (inline tickets run only when one is asked for).
+        After an error the other tickets stay in flight for the next gather.
+
+        Raises:
+            WorkerError: a method raised, and its ticket is dropped; or the factory raised.
+            WorkerLost: a ticket lost its worker more than ``max_retries`` times and is dropped.
+        """
+        self._check()
+        goal = len(self._jobs) if at_least is None else min(at_least, len(self._jobs))
+        deadline = math.inf if timeout is None else self.now + timeout
+        self._refuse_stale()
+        while len(self._done) < goal and self.now < deadline:
+            self._turn(deadline)
+        if self._eager:
+            self._turn(self.now)
+        results = [self._done[key] for key in sorted(self._done)]
+        self._done.clear()
+        for result in results:
+            del self._jobs[result.key]
+        return results
+
+    def health(self) -> list[WorkerHealth]:
+        """Returns the state of each worker as last seen, without waiting."""
+        return [
+            WorkerHealth(
+                worker=worker,
+                alive=self._alive(worker),
+                restarts=slot.restarts,
+                busy_key=slot.job.key if slot.job else None,
+                last_seen_seconds=self.now - slot.seen,
+            )
+            for worker, slot in enumerate(self._slots)
+        ]
+
+    def close(self) -> None:
+        """Ends the workers and drops what is in flight; may be called again."""
+        self._refusal = UsageError("these workers are closed: open new ones")
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._refusal:
+            raise self._refusal
+
+    def _dispatch(self) -> None:
+        for worker, slot in enumerate(self._slots):
+            if self._pending and slot.ready and slot.job is None:
+                slot.job, slot.since = self._pending.pop(self._next()), self.now
+                self._send(worker, slot.job, self._weights if slot.version < self.version else None)
+                slot.version = self.version
+
+    def _turn(self, deadline: float) -> None:
+        """Starts what can start, handles events that come before ``deadline``, replaces what hangs."""
+        self._dispatch()
+        limits = [self._limit(slot) for slot in self._slots]
+        for worker, kind, seconds, payload in self._wait(min(deadline, *limits)):
+            slot = self._slots[worker]
+            slot.seen = self.now
+            if kind == "ready":
+                slot.ready, slot.boot_losses = True, 0
+            elif kind == "dead":
+                self._lost(worker, payload)
+            elif kind == "failed":
+                self._refusal = WorkerError(next(iter(self._jobs), ""), worker, payload)
+            elif slot.job is not None:
+                key, slot.job = slot.job.key, None
+                if kind == "error":
+                    del self._jobs[key]
+                    self._errors.append(WorkerError(key, worker, payload))
+                else:
+                    used, value = slot.version, loads(payload)
+                    self._done[key] = Result(key=key, version=used, worker=worker, seconds=seconds, value=value)
+        for worker, limit in enumerate(limits):
+            if self.now >= limit and self._limit(self._slots[worker]) == limit:
+                self._lost(worker, f"no answer within {limit - self._slots[worker].since:g} s", hung=True)
+        self._refuse_stale()
+        if self._eager:
+            self._dispatch()
+        self._check()
+        if self._errors:
+            raise self._errors.pop(0)
+
+    def _limit(self, slot: _Slot) -> float:
+        if slot.ready:
+            return slot.since + self._timeout if slot.job else math.inf
+        return slot.since + BOOT_SECONDS
+
+    def _lost(self, worker: int, cause: str, *, hung: bool = False) -> None:
+        """Replaces ``worker`` and puts its ticket back, unless that happened too often."""
+        slot = self._slots[worker]
+        cause = f"{cause}\n{self._kill(worker, hung)}"
+        job, slot.job, slot.ready, slot.version, slot.since = slot.job, None, False, 0, self.now
+        slot.restarts += 1
+        self.stats["restarts"] += 1
+        self._start(worker)
+        if job is None:  # it died before it was ready, or idle
+            slot.boot_losses += 1
+            if slot.boot_losses > self._max_retries:
+                self._errors.append(WorkerLost(next(iter(self._jobs), ""), worker, slot.boot_losses, cause))
+            return
+        job.losses += 1
+        if job.losses > self._max_retries:
+            del self._jobs[job.key]
+            self._errors.append(WorkerLost(job.key, worker, job.losses, cause))
+        else:
+            self.stats["resubmitted"] += 1
+            self._pending.insert(0, job)
+
+    def _refuse_stale(self) -> None:
+        for key, result in list(self._done.items()):
+            if self.version - result.version > self._max_staleness:
+                del self._done[key]
+                self._pending.append(self._jobs[key])
+                self.stats["stale"] += 1
+                self.stats["resubmitted"] += 1
+
+
+class InlineWorkers(Workers):
+    """Workers in this process. Tickets run inside gather, one at a time, so that every run is the same.
+
+    With ``durations`` they simulate N parallel workers: a ticket starts at submit if one is idle, with the weights
+    of that moment; gather returns the tickets that end first and moves the virtual clock ``now``, on which all
+    timeouts are. Without, tickets start at gather in the order of their keys and take no virtual time.
+    """
+
+    def __init__(
+        self, num: int, boot: bytes, limits: Mapping[str, Any], durations: Callable[[str, str], float] | None
+    ) -> None:
+        self._eager, self._durations, self._time = durations is not None, durations, 0.0
+        self._hosts: dict[int, Host] = {}
+        self._running: dict[int, tuple[float, Job, Any]] = {}
+        super().__init__(num, boot, limits)
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since these workers were opened."""
+        return self._time
+
+    def _start(self, worker: int) -> None:
+        self._hosts[worker] = Host()
+        kind, _, failure = self._hosts[worker].boot(self._boot)
+        if kind == "failed":
+            raise WorkerError("", worker, failure)
+        self._slots[worker].ready = True
+
+    def _store(self, weights: bytes) -> bytes:
+        return weights
+
+    def _next(self) -> int:
+        return min(range(len(self._pending)), key=lambda index: self._pending[index].key)
+
+    def _send(self, worker: int, job: Job, weights: Any) -> None:
+        seconds = self._durations(job.key, job.method) if self._durations else 0.0
+        self._running[worker] = (self._time + seconds, job, weights)
+
+    def _wait(self, until: float) -> list[Event]:
+        ends = [(end, job.key, worker) for worker, (end, job, _) in self._running.items()]
+        if not ends or min(ends)[0] > until or (self._eager and until <= self._time):
+            self._time = max(self._time, until if until < math.inf else 0.0)
+            return []
+        self._time, _, worker = min(ends)
+        _, job, weights = self._running[worker]
+        kind, seconds, payload = self._hosts[worker].run(job.call, weights)
+        del self._running[worker]
+        return [(worker, kind, self._time - self._slots[worker].since if self._eager else seconds, payload)]
+
+    def _kill(self, worker: int, hung: bool) -> str:
+        del self._running[worker], self._hosts[worker]
+        return "on the virtual clock"
+
+    def _alive(self, worker: int) -> bool:
+        return worker in self._hosts
+
+    def _end(self) -> None:
+        self._hosts.clear()
+        self._running.clear()
