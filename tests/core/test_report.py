@@ -210,15 +210,14 @@ def test_compare_groups_by_settings(tmp_path):
                 write_run(tmp_path / f"{alpha}-{seed}", seed=seed, alpha=alpha, summary=summary, name=f"{seed}")
             )
     comparison = compare_runs(runs)
-    found = comparison.as_dict()
-    json.dumps(found, allow_nan=False)
+    found = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
     assert [group["label"] for group in found["groups"]] == ["A: alpha 0.1", "B: alpha 0.2"]
     assert found["groups"][0]["seeds"] == [0, 1, 2, 3]
     assert found["settings"] == {"alpha": [0.1, 0.2]}
     assert found["notes"] == []
     rows = {row["name"]: row for row in found["rows"]}
     assert set(rows) == {"return", "nested score", "train/loss (last)", "train/lr (last)"}
-    assert [group["mean"] for group in rows["return"]["groups"]] == [11.5, 21.5]
+    assert [group["mean"] for group in rows["return"]["values"]] == [11.5, 21.5]
     assert rows["return"]["difference"]["mean"] == pytest.approx(10)
     assert rows["return"]["difference"]["low"] == pytest.approx(10)
     assert rows["return"]["p"] < 0.001

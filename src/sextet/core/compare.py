@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +55,8 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form, without the curves."""
-        rows = [
-            {
-                "name": row.name,
-                "groups": [value and value.as_dict() for value in row.values],
-                "difference": row.difference and row.difference.as_dict(),
-                "p": row.p,
-            }
-            for row in self.rows
-        ]
-        groups = [{"label": g.label, "runs": list(g.runs), "seeds": list(g.seeds)} for g in self.groups]
-        settings = {name: list(values) for name, values in self.settings.items()}
-        return {
-            "recipe": self.recipe,
-            "groups": groups,
-            "settings": settings,
-            "rows": rows,
-            "notes": list(self.notes),
-        }
+        rows, groups = [asdict(row) for row in self.rows], [asdict(group) for group in self.groups]
+        return {"recipe": self.recipe, "groups": groups, "settings": self.settings, "rows": rows, "notes": self.notes}
 
 
 @dataclass(kw_only=True)
@@ -195,7 +179,14 @@ def write_comparison(comparison: Comparison, path: Path | str) -> Path:
         for row in (row for row in comparison.rows if row.name.endswith(LAST) == folded):
             tail = [row.difference and row.difference.as_dict()] * paired + [row.p] * tested
             rows.append([row.name, *(value and value.as_dict() for value in row.values), *tail])
-        table = {"kind": "table", "title": title, "columns": columns, "rows": rows, "folded": folded, "note": note}
+        table = {
+            "kind": "table",
+            "title": title,
+            "columns": columns,
+            "rows": rows,
+            "folded": folded,
+            "note": "" if folded else note,
+        }
         tables += [table] if rows else []
     differ = {"kind": "table", "title": "Settings that differ", "columns": ["setting", *labels]}
     settings = [[name, *map(_text, values)] for name, values in comparison.settings.items()]

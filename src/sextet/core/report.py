@@ -280,7 +280,8 @@ def _events_table(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for row in events:
         if row.get("event") not in ROUTINE_EVENTS or (row["event"] == "ended" and "error" in row):
             rest = {name: value for name, value in row.items() if name not in ("event", "time", "part", "traceback")}
-            text = ", ".join(f"{n} {v if isinstance(v, str) else json.dumps(v)}" for n, v in rest.items())
+            texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in rest.items()}
+            text = ", ".join(value if name == "text" else f"{name} {value}" for name, value in texts.items())
             key = (row["part"], str(row.get("event")), text)
             seen[key] += 1
             first.setdefault(key, row["time"])

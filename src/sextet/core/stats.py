@@ -30,11 +30,11 @@ class Interval:
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{format_number(self.mean)} (n={self.n})"
-        width = self.high - self.low
-        digits = None  # else two digits of the width, as much as the bounds can support
-        if math.isfinite(width) and not math.isclose(self.low, self.high):
-            digits = max(0, 1 - math.floor(math.log10(width)))
-        return "{} [{}, {}]".format(*(format_number(v, digits) for v in (self.mean, self.low, self.high)))
+        if math.isclose(self.low, self.high):
+            return "{0} [{0}, {0}]".format(format_number(self.mean))
+        width = self.high - self.low  # two digits of it are as much as the bounds can support
+        digits = max(0, 1 - math.floor(math.log10(width)))
+        return "{} [{}, {}]".format(*(format_number(value, digits) for value in (self.mean, self.low, self.high)))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form, also the form of an interval cell in a report table."""
