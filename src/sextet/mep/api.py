@@ -37,11 +37,11 @@ class OvercookedVectorEnv(VectorEnv[Array, Array, Array]):  # type: ignore[misc]
     """N games as a Gymnasium vector environment.
 
     Without a partner an action is joint, (N, 2), and observations have both seats, (N, 2, ...). With `seat` and
-    `partner` they are those of one player, (N,) and (N, ...). Games end together and restart in the same step: the
-    last observations are in `info["final_obs"]`. `info` also has "sparse" (N,) and "shaped" (N, 2).
+    `partner` they are those of one player, (N,) and (N, ...). All games end together; the step after that ignores
+    its actions and starts new ones, as Gymnasium does by default. `info` has "sparse" (N,) and "shaped" (N, 2).
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class OvercookedVectorEnv(VectorEnv[Array, Array, Array]):  # type: ignore[misc]
         seat: int | None = None,
         partner: Agent | None = None,
     ) -> None:
-        """Raises UsageError as `Overcooked` does, and for a seat without a partner or the reverse."""
-        if (seat is None) != (partner is None):
-            raise UsageError("give both seat= and partner=, or neither")
+        """Raises UsageError as `Overcooked` does, and for one of `seat` and `partner` without the other."""
+        if (seat is None) != (partner is None) or seat not in (None, 0, 1):
+            raise UsageError(f"seat is {seat!r}; give seat=0 or seat=1 together with partner=, or neither")
         self.game = Overcooked(layout, num_envs, horizon=horizon)
         self.num_envs, self.encoding, self.shaping = num_envs, encoding, shaping
-        self.seat, self.partner = seat, partner
+        self.seat, self.partner, self._over = seat, partner, False
         both = seat is None
         self.single_observation_space = _observations(self.game.layout, encoding, *([2] if both else []))
         self.single_action_space = spaces.MultiDiscrete([6, 6]) if both else spaces.Discrete(6)
@@ -70,29 +70,28 @@ class OvercookedVectorEnv(VectorEnv[Array, Array, Array]):  # type: ignore[misc]
         """Starts all games; `options` are not used."""
         super().reset(seed=seed)
         self.game.reset()
+        self._over = False
         if self.partner is not None and self.seat is not None:
             self.partner.begin(self.game, 1 - self.seat)
         return self.game.observe(self.encoding, self.seat), {}
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         """Raises UsageError for actions of another shape, dtype or range."""
-        if self.partner is not None and self.seat is not None:
-            actions = np.asarray(actions)
-            if actions.shape != (self.num_envs,):
-                raise UsageError(f"actions have shape {actions.shape}; expected ({self.num_envs},)")
-            other = self.partner.act(self.game, 1 - self.seat, self.np_random)
-            actions = np.stack([other, actions] if self.seat else [actions, other], 1)
-        sparse, shaped, done = self.game.step(actions)
-        info: dict[str, Any] = {"sparse": sparse, "shaped": shaped}
-        reward = (sparse + self.shaping * shaped.sum(1)).astype(np.float64)
-        seen = self.game.observe(self.encoding, self.seat)
-        if done.all():
-            last = np.empty(self.num_envs, object)  # the shape Gymnasium's wrappers expect
-            for i in range(self.num_envs):
-                last[i] = seen[i]
-            info |= {"final_obs": last, "_final_obs": done, "final_info": dict(info), "_final_info": done}
+        n = self.num_envs
+        if self._over:
+            sparse, shaped, done = np.zeros(n, np.float32), np.zeros((n, 2), np.float32), np.zeros(n, bool)
             seen, _ = self.reset()
-        return seen, reward, np.zeros(self.num_envs, bool), done, info
+        else:
+            if self.partner is not None and self.seat is not None:
+                actions = np.asarray(actions)
+                if actions.shape != (n,):
+                    raise UsageError(f"actions have shape {actions.shape}; expected ({n},)")
+                other = self.partner.act(self.game, 1 - self.seat, self.np_random)
+                actions = np.stack([other, actions] if self.seat else [actions, other], 1)
+            sparse, shaped, done = self.game.step(actions)
+            seen, self._over = self.game.observe(self.encoding, self.seat), bool(done.all())
+        reward = (sparse + self.shaping * shaped.sum(1)).astype(np.float64)
+        return seen, reward, np.zeros(n, bool), done, {"sparse": sparse, "shaped": shaped}
 
 
 class OvercookedParallelEnv(ParallelEnv):  # type: ignore[misc]
