@@ -29,6 +29,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
     from sextet.mep.overcooked import Layout, State
 
 COOK_TIME = 20
