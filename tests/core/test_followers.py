@@ -207,9 +207,9 @@ def test_unknown_and_missing_trackers(run, monkeypatch):
         start_follower(run, "wandbb")
     monkeypatch.setattr(followers.importlib.util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "mlflow", raising=False)
-    with pytest.raises(UsageError, match="pip install mlflow-skinny"):
+    with pytest.raises(UsageError, match="pip install mlflow"):
         start_follower(run, "mlflow")
-    with pytest.raises(UsageError, match="pip install mlflow-skinny"):
+    with pytest.raises(UsageError, match="pip install mlflow"):
         follow(run, "mlflow")
 
 

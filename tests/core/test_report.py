@@ -140,6 +140,9 @@ def test_report_names_how_a_session_ended(tmp_path):
     page = Page(build_report(run))
     assert "stopped" in page.text
     assert "The last session ended with DivergenceError: step 7: loss = nan" in page.text
+    with (run / "events.jsonl").open("a") as handle:
+        handle.write(json.dumps({"event": "resumed", "time": 4.0}) + "\n")
+    assert "stopped" not in Page(build_report(run)).text
 
 
 def test_parts_that_differ_by_seed_are_one_group(tmp_path):

@@ -90,7 +90,7 @@ class _Trackio:
 TRACKERS: dict[str, tuple[Callable[..., Any], str]] = {  # the adapter, and what pip installs
     "tensorboard": (_TensorBoard, '"sextet[track]"'),
     "wandb": (_WandB, "wandb"),
-    "mlflow": (_MLflow, "mlflow-skinny"),
+    "mlflow": (_MLflow, "mlflow"),
     "trackio": (_Trackio, "trackio"),
 }
 

@@ -166,12 +166,12 @@ def build_report(run_dir: Path | str) -> Path:
     if len(results) > MAX_TILES:
         table = {"kind": "table", "title": "All results", "columns": ["result", "value"], "rows": results}
         artifacts.append({**table, "folded": True})
-    ended = [row for row in events if row.get("event") == "ended" and not row["part"]]
+    newest = next((row for row in reversed(events) if not row["part"]), {})
     badge = (finish.get("state", "finished"), "good") if finish else ("not finished", "warn")
     alerts = [f"Could not be read: {text}" for text in problems]
-    if ended and not finish:
+    if newest.get("event") == "ended" and not finish:
         badge = ("stopped", "bad")
-        alerts.insert(0, f"The last session ended with {ended[-1].get('error', 'an error')}")
+        alerts.insert(0, f"The last session ended with {newest.get('error', 'an error')}")
     sections = [
         {"title": "Results", "blocks": artifacts},
         {"title": "Parts", "blocks": _parts_table(run_dir, problems)},
