@@ -180,8 +180,8 @@ def _panel(by_group: Mapping[str, Sequence[Curve]], style: Mapping[str, tuple[st
             marker = "o" if len(steps) < 3 else None
             axes.plot(steps, middle, color=color, linestyle=("-", "--", ":")[dash], linewidth=1.6, marker=marker)
         axes.set_xlabel("step")
-        axes.xaxis.get_major_locator().set_params(nbins=5, integer=True)
-        axes.yaxis.get_major_locator().set_params(nbins=5)
+        axes.locator_params(axis="x", nbins=5, integer=True)
+        axes.locator_params(axis="y", nbins=5)
         return svg_bytes(figure)
 
 

@@ -166,7 +166,7 @@ def build_report(run_dir: Path | str) -> Path:
     if len(results) > MAX_TILES:
         table = {"kind": "table", "title": "All results", "columns": ["result", "value"], "rows": results}
         artifacts.append({**table, "folded": True})
-    newest = next((row for row in reversed(events) if not row["part"]), {})
+    newest: dict[str, Any] = next((row for row in reversed(events) if not row["part"]), {})
     badge = (finish.get("state", "finished"), "good") if finish else ("not finished", "warn")
     alerts = [f"Could not be read: {text}" for text in problems]
     if newest.get("event") == "ended" and not finish:
