@@ -21,7 +21,7 @@ from typing import Any
 from sextet.core.config import flatten
 from sextet.core.errors import SextetError, UsageError, unknown
 from sextet.core.files import read_json, write_json
-from sextet.core.report import parts_of
+from sextet.core.records import parts_of
 
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 30.0  # for the tracker to take the last rows once training has ended

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,14 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "versions": versions,
     }
+
+
+def parts_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
+    """Yields the run itself as "", then its parts and theirs by name: ``parts/a/parts/b`` is ``a/b``."""
+    yield "", run_dir
+    for folder in sorted((run_dir / "parts").glob("*/")):
+        for name, path in parts_of(folder):
+            yield folder.name + (f"/{name}" if name else ""), path
 
 
 def write_final(

@@ -1,9 +1,9 @@
 """Workers: N stateful objects made by a factory, versioned weights, bounded keyed work, restart of what dies.
 
 One interface, three backends: ``inline`` (this process, deterministic, virtual clock), ``process`` (one new
-process each), ``ray`` (one Ray actor each, here or on a cluster). Work is keyed: a ticket sent again after a death
-gives the same result, so nothing is lost and nothing counts twice. Everything travels by value on every backend:
-a result never shares memory with a worker. Not thread-safe: one thread opens, submits and gathers.
+process each), ``ray`` (one Ray actor each). Work is keyed: a ticket sent again after a death gives the same
+result, so nothing is lost and nothing counts twice. Everything travels by value on every backend: a result
+never shares memory with a worker. Not thread-safe: one thread opens, submits and gathers.
 """
 
 from __future__ import annotations
@@ -17,32 +17,30 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from sextet.core.errors import SextetError, UsageError, nearest
-from sextet.core.workers_host import Host, dumps, loads
+from sextet.core.workers_host import Event, Host, Job, dumps, loads
 
-FORMS = "inline, inline:N, process, process:N, ray, ray:N, ray:N@ADDRESS"
 BOOT_SECONDS = 300.0
 """Longest time a factory may take before its worker counts as hanging."""
 
-Event = tuple[int, str, float, Any]
-"""(worker, "ready" | "done" | "error" | "failed" | "dead", seconds, payload: bytes of the value, or text)."""
+Durations = Callable[[str, str], float] | None  # (key, method) -> virtual seconds
 
 
 class WorkerError(SextetError):
-    """A factory or method raised in a worker; the text ends with the remote traceback. It is never retried."""
+    """The factory or a method raised in a worker; never retried. The text ends with the remote traceback."""
 
     def __init__(self, key: str, worker: int, detail: str) -> None:
-        summary = detail.strip().splitlines()[-1]
-        super().__init__(f'ticket "{key}" failed in worker {worker}: {summary}\n{detail.strip()}')
+        what = f'ticket "{key}"' if key else "the factory"
+        super().__init__(f"{what} failed in worker {worker}: {detail.splitlines()[-1]}\n{detail}")
         self.key, self.worker, self.detail = key, worker, detail
 
 
 class WorkerLost(SextetError):  # noqa: N818 - the name says what happened
-    """A ticket's worker died or hung more than ``max_retries`` times (exit code 3); ends with its last words."""
+    """A worker died or hung more than ``max_retries`` times (exit code 3). The text ends with its last words."""
 
     exit_code = 3
 
     def __init__(self, key: str, worker: int, losses: int, detail: str) -> None:
-        super().__init__(f'ticket "{key}" lost its worker {losses} times, last worker {worker}: {detail.strip()}')
+        super().__init__(f'ticket "{key}" lost its worker {losses} times, the last was {worker}: {detail}')
         self.key, self.worker, self.detail = key, worker, detail
 
 
@@ -56,7 +54,7 @@ class Ticket:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished ticket: ``version`` of the weights it used (0: none), its ``worker``, the ``seconds`` it took."""
+    """A finished ticket: the ``version`` of the weights it used (0: none), its worker, the seconds it took."""
 
     key: str
     version: int
@@ -77,16 +75,6 @@ class WorkerHealth:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Job:
-    """A ticket as the backends see it; ``call`` is what :meth:`Host.run` takes."""
-
-    key: str
-    method: str
-    call: bytes
-    losses: int = 0
-
-
-@dataclasses.dataclass(kw_only=True)
 class _Slot:
     """A worker as the scheduler sees it; ``since``: start of its ticket or of its boot."""
 
@@ -96,7 +84,7 @@ class _Slot:
     version: int = 0
     job: Job | None = None
     restarts: int = 0
-    boot_losses: int = 0
+    losses: int = 0
 
 
 class Workers:
@@ -113,8 +101,7 @@ class Workers:
     _wait: Callable[[float], list[Event]]  # new events; without any, waits for one, at most up to that time
     _kill: Callable[[int, bool], str]  # ends a worker (True: it hangs) and returns its last words
     _end: Callable[[], None]  # ends all workers and frees what was stored; may be called again
-    _alive: Callable[[int], bool]
-    _next: Callable[[], int] = staticmethod(lambda: 0)  # index of the pending ticket to start next
+    _alive: Callable[[int], bool]  # whether it runs, as far as is known without asking it
     _eager = True  # an idle worker starts a ticket at submit, not only in gather
 
     def __init__(self, num: int, boot: bytes, limits: Mapping[str, Any]) -> None:
@@ -144,22 +131,22 @@ class Workers:
         timeout_seconds: float | None = None,
         max_staleness: int | None = None,
         threads: int = 1,
-        durations: Callable[[str, str], float] | None = None,
+        durations: Durations = None,
     ) -> Workers:
-        """Starts the workers that ``spec`` names: inline, process or ray, with ``:N``, for ray also ``@ADDRESS``.
+        """Starts the workers that ``spec`` names; process and ray go on starting in the background.
 
-        Without N: one inline worker, else as many as there are CPUs. Without ADDRESS (as ``ray.init`` takes it),
-        ray uses the Ray of this process, or starts a local one that ends at close. Starting goes on after open.
+        Without N: one inline worker, else as many as CPUs. Without ADDRESS (as for ``ray.init``) ray uses the
+        Ray of this process, or starts a local one that ends at close.
 
         Args:
-            spec: for example ``"process:4"`` or ``"ray:8@ray://head:10001"``.
+            spec: inline, process or ray, each with ``:N`` if wanted, ray also with ``@ADDRESS``.
             factory: top-level function of an importable module; ``factory(config)`` returns the object whose
                 methods are called. Its ``load_weights(weights)``, if any, is called before a ticket.
             config: argument of the factory.
             max_in_flight: bound of tickets submitted and not yet gathered; None: 1000.
             max_retries: how often a ticket is sent again after its worker died or hung.
             timeout_seconds: limit of one ticket, then its worker is replaced; None: no limit.
-            max_staleness: results from weights more versions old than this are computed again; None: no limit.
+            max_staleness: results of weights more versions old than this are computed again; None: no limit.
             threads: CPU threads of each worker; inline workers use those of the caller.
             durations: inline only: virtual seconds of a ticket, from its key and method.
 
@@ -170,20 +157,18 @@ class Workers:
         form = re.fullmatch(r"(inline|process|ray)(?::([1-9]\d*))?(?:@(\S+))?", spec)
         if form is None or (form[3] and form[1] != "ray"):
             hint = nearest(re.split("[:@]", spec)[0], ("inline", "process", "ray"))
-            raise UsageError(f'workers "{spec}" is not one of {FORMS}{hint}')
+            raise UsageError(f'workers "{spec}" is not inline[:N], process[:N] or ray[:N][@ADDRESS]{hint}')
         limits = {"max_in_flight": max_in_flight, "timeout_seconds": timeout_seconds, "threads": threads}
         limits |= {"max_retries": max_retries, "max_staleness": max_staleness}
         for name, value in limits.items():
-            if value is not None and (value < 0 or (value == 0 and name not in ("max_retries", "max_staleness"))):
+            least = 0 if name in ("max_retries", "max_staleness") else 1e-9
+            if value is not None and value < least:
                 raise UsageError(f"{name}={value} is too small")
         if durations and form[1] != "inline":
             raise UsageError(f'durations are for workers "inline", not "{spec}"')
         if form[1] != "inline" and factory.__module__ == "__main__":
             raise UsageError(f'workers "{spec}" cannot import a factory from a script: move it into a module')
-        num, boot = (
-            int(form[2] or 0),
-            dumps((factory, config), "the factory (a top-level function) or its config"),
-        )
+        num, boot = int(form[2] or 0), dumps((factory, config), "the factory, a top-level function, or its config")
         if form[1] == "inline":
             return InlineWorkers(num or 1, boot, limits, durations)
         module = importlib.import_module(f"sextet.core.workers_{form[1]}")
@@ -201,9 +186,9 @@ class Workers:
         return self._max_in_flight - len(self._jobs)
 
     def publish(self, weights: Mapping[str, Any]) -> int:
-        """Stores a copy of ``weights`` (nested dicts, lists of tensors, arrays, JSON values); returns its version.
+        """Stores a copy of ``weights``, nested dicts and lists of tensors, arrays, JSON; returns its version.
 
-        Tensors arrive on the CPU. A worker adopts the newest version when it starts a ticket, never within one.
+        Tensors arrive on the CPU. A worker adopts the newest version when it starts a ticket, never during one.
         """
         self._check()
         self._weights = self._store(dumps(dict(weights), "the weights"))
@@ -231,14 +216,15 @@ class Workers:
         return Ticket(key=key, version=self.version)
 
     def gather(self, at_least: int | None = None, timeout: float | None = None) -> list[Result]:
-        """Waits for ``at_least`` results (None: all in flight) or ``timeout`` seconds; returns all there are, by key.
+        """Waits for ``at_least`` results (None: all in flight) or ``timeout`` seconds; returns what is done.
 
-        Each key is returned once. 0 takes what has finished (inline tickets run only when one is asked for).
+        Sorted by key, each key once. 0 takes what is done (inline tickets run only when results are asked for).
         After an error the other tickets stay in flight for the next gather.
 
         Raises:
-            WorkerError: a method raised, and its ticket is dropped; or the factory raised.
-            WorkerLost: a ticket lost its worker more than ``max_retries`` times and is dropped.
+            WorkerError: a method raised, and its ticket is dropped; or the factory raised, which ends all.
+            WorkerLost: a ticket lost its worker more than ``max_retries`` times and is dropped; or a worker
+                could not be started as often.
         """
         self._check()
         goal = len(self._jobs) if at_least is None else min(at_least, len(self._jobs))
@@ -285,7 +271,7 @@ class Workers:
     def _dispatch(self) -> None:
         for worker, slot in enumerate(self._slots):
             if self._pending and slot.ready and slot.job is None:
-                slot.job, slot.since = self._pending.pop(self._next()), self.now
+                slot.job, slot.since = self._pending.pop(0), self.now
                 self._send(worker, slot.job, self._weights if slot.version < self.version else None)
                 slot.version = self.version
 
@@ -297,11 +283,11 @@ class Workers:
             slot = self._slots[worker]
             slot.seen = self.now
             if kind == "ready":
-                slot.ready, slot.boot_losses = True, 0
+                slot.ready, slot.losses = True, 0
             elif kind == "dead":
                 self._lost(worker, payload)
             elif kind == "failed":
-                self._refusal = WorkerError(next(iter(self._jobs), ""), worker, payload)
+                self._refusal = WorkerError("", worker, payload)
             elif slot.job is not None:
                 key, slot.job = slot.job.key, None
                 if kind == "error":
@@ -328,21 +314,19 @@ class Workers:
     def _lost(self, worker: int, cause: str, *, hung: bool = False) -> None:
         """Replaces ``worker`` and puts its ticket back, unless that happened too often."""
         slot = self._slots[worker]
-        cause = f"{cause}\n{self._kill(worker, hung)}"
+        cause = f"{cause}; {self._kill(worker, hung)}"
         job, slot.job, slot.ready, slot.version, slot.since = slot.job, None, False, 0, self.now
         slot.restarts += 1
         self.stats["restarts"] += 1
         self._start(worker)
-        if job is None:  # it died before it was ready, or idle
-            slot.boot_losses += 1
-            if slot.boot_losses > self._max_retries:
-                self._errors.append(WorkerLost(next(iter(self._jobs), ""), worker, slot.boot_losses, cause))
-            return
-        job.losses += 1
-        if job.losses > self._max_retries:
-            del self._jobs[job.key]
-            self._errors.append(WorkerLost(job.key, worker, job.losses, cause))
-        else:
+        counted = job or slot  # a worker that dies idle or before it is ready counts for itself
+        counted.losses += 1
+        if counted.losses > self._max_retries:
+            key = job.key if job else next(iter(self._jobs), "")
+            self._errors.append(WorkerLost(key, worker, counted.losses, cause))
+            if job:
+                del self._jobs[job.key]
+        elif job:
             self.stats["resubmitted"] += 1
             self._pending.insert(0, job)
 
@@ -358,14 +342,12 @@ class Workers:
 class InlineWorkers(Workers):
     """Workers in this process. Tickets run inside gather, one at a time, so that every run is the same.
 
-    With ``durations`` they simulate N parallel workers: a ticket starts at submit if one is idle, with the weights
-    of that moment; gather returns the tickets that end first and moves the virtual clock ``now``, on which all
-    timeouts are. Without, tickets start at gather in the order of their keys and take no virtual time.
+    With ``durations`` they simulate N parallel ones: a ticket starts at submit if one is idle, with the weights
+    of that moment; gather returns the tickets that end first and moves the virtual clock, on which all timeouts
+    are. Without, tickets start at gather in the order of their keys and take no virtual time.
     """
 
-    def __init__(
-        self, num: int, boot: bytes, limits: Mapping[str, Any], durations: Callable[[str, str], float] | None
-    ) -> None:
+    def __init__(self, num: int, boot: bytes, limits: Mapping[str, Any], durations: Durations) -> None:
         self._eager, self._durations, self._time = durations is not None, durations, 0.0
         self._hosts: dict[int, Host] = {}
         self._running: dict[int, tuple[float, Job, Any]] = {}
@@ -373,7 +355,7 @@ class InlineWorkers(Workers):
 
     @property
     def now(self) -> float:
-        """Virtual seconds since these workers were opened."""
+        """Virtual seconds since the start."""
         return self._time
 
     def _start(self, worker: int) -> None:
@@ -386,8 +368,9 @@ class InlineWorkers(Workers):
     def _store(self, weights: bytes) -> bytes:
         return weights
 
-    def _next(self) -> int:
-        return min(range(len(self._pending)), key=lambda index: self._pending[index].key)
+    def _dispatch(self) -> None:
+        self._pending.sort(key=lambda job: job.key)
+        super()._dispatch()
 
     def _send(self, worker: int, job: Job, weights: Any) -> None:
         seconds = self._durations(job.key, job.method) if self._durations else 0.0

@@ -1,7 +1,8 @@
-"""What runs inside a worker, and how values travel to it and back: by value, on a channel of this run only."""
+"""What runs inside a worker, and how values travel: by value, on a channel of this run only, never in a file."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 import time
@@ -12,9 +13,22 @@ from typing import Any
 
 from sextet.core.errors import UsageError
 
+Event = tuple[int, str, float, Any]
+"""(worker, "ready" | "done" | "error" | "failed" | "dead", seconds, payload: bytes of the value, or text)."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Job:
+    """A ticket as the backends see it; ``call`` is what :meth:`Host.run` takes."""
+
+    key: str
+    method: str
+    call: bytes
+    losses: int = 0
+
 
 class _ByValue(ForkingPickler):
-    """Serialises for a worker's private channel: tensors as bytes, never as shared memory as torch would."""
+    """Writes of a tensor the bytes it shows; torch's own ways share memory, or send all that a slice is part of."""
 
     _extra_reducers: dict[type, Callable[[Any], Any]] = {}
 
@@ -33,7 +47,7 @@ def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def dumps(value: Any, what: str = "the result") -> bytes:
-    """Returns ``value`` as bytes for a worker of this run, never for a file; UsageError if that is impossible."""
+    """Returns ``value`` as bytes for :func:`loads`; raises UsageError if it cannot be sent."""
     stream = io.BytesIO()
     try:
         _ByValue(stream, 5).dump(value)
@@ -43,7 +57,7 @@ def dumps(value: Any, what: str = "the result") -> bytes:
 
 
 def loads(data: bytes | memoryview) -> Any:
-    """Returns a copy of the value that :func:`dumps` was given; only for a worker's own channel."""
+    """Returns a copy of the value that :func:`dumps` was given; only for data from this run's own processes."""
     return ForkingPickler.loads(data)
 
 
@@ -54,12 +68,12 @@ def thread_limits(threads: int) -> dict[str, str]:
 
 
 class Host:
-    """What runs inside a worker: the object of the factory, and the calls made to it."""
+    """The object of the factory and the calls made to it; what is returned is an ``Event`` without its worker."""
 
     instance: Any
 
-    def boot(self, boot: bytes) -> tuple[str, float, str]:
-        """Makes the object from the bytes of (factory, config); returns an ``Event`` without its worker."""
+    def boot(self, boot: bytes) -> tuple[str, float, Any]:
+        """Makes the object from the bytes of (factory, config)."""
         try:
             factory, config = loads(boot)
             self.instance = factory(config)
@@ -68,7 +82,7 @@ class Host:
         return "ready", 0.0, ""
 
     def run(self, call: bytes, weights: bytes | memoryview | None) -> tuple[str, float, Any]:
-        """Adopts ``weights`` if there are new ones, makes the call; returns an ``Event`` without its worker."""
+        """Adopts new weights, if any, and makes the call, the bytes of (method, args, kwargs)."""
         start = time.perf_counter()
         try:
             if weights is not None and hasattr(self.instance, "load_weights"):

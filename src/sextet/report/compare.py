@@ -11,9 +11,10 @@ from typing import Any
 from sextet.core.config import flatten
 from sextet.core.errors import DataError, UsageError
 from sextet.core.files import atomic_write_text, read_json
-from sextet.core.page import curves_section, is_number, render_page
-from sextet.core.report import Curves, group_of, mean_of, parts_of, read_curves, read_object, scalars_of
+from sextet.core.records import parts_of
 from sextet.core.stats import Interval, bootstrap_interval, paired_difference, welch_test
+from sextet.report.build import Curves, group_of, mean_of, read_curves, read_object, scalars_of
+from sextet.report.page import curves_section, is_number, render_page
 
 NOT_SETTINGS = ("name", "seed")
 LAST = " (last)"

@@ -104,7 +104,7 @@ def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["cell"] = cell
     environment.filters["numeric"] = _numeric_columns
-    return environment.from_string((files("sextet.core") / "page.html.j2").read_text("utf-8"))
+    return environment.from_string((files("sextet.report") / "page.html.j2").read_text("utf-8"))
 
 
 def render_page(
@@ -128,7 +128,7 @@ def render_page(
         alerts: Sentences a reader must see first.
         sections: Sections; those without blocks are left out.
     """
-    style = (files("sextet.core") / "page.css").read_text("utf-8")
+    style = (files("sextet.report") / "page.css").read_text("utf-8")
     shown = [section for section in sections if section["blocks"]]
     head = {"title": title, "kicker": kicker, "lead": lead, "state": state, "tiles": tiles, "alerts": alerts}
     return _template().render(**head, sections=shown, style=style, palette=PALETTE[:6])

@@ -19,8 +19,9 @@ from sextet.core.console import duration
 from sextet.core.errors import DataError, UsageError
 from sextet.core.files import atomic_write_bytes, atomic_write_text, read_json, read_text, write_json
 from sextet.core.metrics import read_metrics
-from sextet.core.page import Curve, curves_section, data_url, is_interval, is_number, render_page, svg_bytes
+from sextet.core.records import parts_of
 from sextet.core.stats import Interval, bootstrap_interval
+from sextet.report.page import Curve, curves_section, data_url, is_interval, is_number, render_page, svg_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,14 +81,6 @@ def read_object(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(str(error))
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def parts_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
-    """Yields the run itself as "", then its parts and theirs by name: ``parts/a/parts/b`` is ``a/b``."""
-    yield "", run_dir
-    for folder in sorted((run_dir / "parts").glob("*/")):
-        for name, path in parts_of(folder):
-            yield folder.name + (f"/{name}" if name else ""), path
 
 
 def group_of(part: str) -> str:
