@@ -173,7 +173,7 @@ def _eval(options: argparse.Namespace, _: list[str]) -> Any:
 
 
 def _compare(options: argparse.Namespace, _: list[str]) -> Any:
-    from sextet.core.compare import compare_runs, write_comparison
+    from sextet.report.compare import compare_runs, write_comparison
 
     comparison = compare_runs(options.runs)
     if options.out is not None:
@@ -182,7 +182,7 @@ def _compare(options: argparse.Namespace, _: list[str]) -> Any:
 
 
 def _report(options: argparse.Namespace, _: list[str]) -> Any:
-    from sextet.core.report import build_report
+    from sextet.report.build import build_report
 
     if not (options.run / "config.json").exists():
         raise UsageError(f"{options.run} holds no run (no config.json)")

@@ -100,7 +100,7 @@ def work(recipe: Recipe, config: RunConfig, run: Run) -> Run:
         else:
             recipe.module("train").train(config, run)
         try:
-            from sextet.core.report import build_report
+            from sextet.report.build import build_report
 
             run.say(f"report: {build_report(run.directory)}")
         except (SextetError, OSError, ValueError, ImportError) as error:
