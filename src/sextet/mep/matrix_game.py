@@ -151,9 +151,7 @@ def best_response(
     """
     size = len(game.payoff)
     draw = 0.1 * torch.randn((pool.shape[1], size + 1, size), generator=torch_rng(seed, "response")).double()
-    logits = draw.expand(
-        len(pool), *draw.shape
-    ).clone()  # row 0: the first round; row 1 + a: the partner played a
+    logits = draw.expand(len(pool), *draw.shape).clone()  # row 0: the first round; row 1 + a: the partner played a
     gain = pool @ game.payoff
     for _ in range(iterations):
         probs = logits.softmax(-1)

@@ -1,0 +1,179 @@
+"""Settings of MEP. "Paper" marks values of the paper's released code; "2019" those of the human-aware RL study it
+builds on; everything else is our choice, measured on the five 2019 kitchens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from sextet.core.config import RunConfig, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """The learner shared by both stages."""
+
+    num_envs: int = 32
+    """Games played at once, each for one whole episode per update (paper: 30)."""
+    horizon: int = 400
+    """Steps of an episode (paper: 400)."""
+    epochs: int = 2
+    """Passes over the data of an update (paper: 5; 2019 self-play: 8)."""
+    minibatches: int = 16
+    """Optimiser steps per pass (paper: 10)."""
+    learning_rate: float = 2e-3
+    """Adam step size (paper: 8e-4)."""
+    adam_eps: float = 1e-5
+    """Adam epsilon (paper: 1e-5)."""
+    clip: float = 0.2
+    """Clip range of the probability ratio and of the value change (paper: 0.05)."""
+    gamma: float = 0.99
+    """Discount per step (paper: 0.99)."""
+    gae_lambda: float = 0.95
+    """Decay of the advantage estimate (paper: 0.98)."""
+    entropy_coef: float = 0.01
+    """Weight of the policy's own entropy in the loss, not to be confused with alpha (paper: 0.5; 2019 SP: 0.1)."""
+    value_coef: float = 0.5
+    """Weight of the value loss (paper: 0.5)."""
+    max_grad_norm: float = 0.5
+    """Gradient norm above which gradients are scaled down (paper: 0.1)."""
+    reward_scale: float = 0.1
+    """Factor on every reward, after shaping and bonus (paper: 1)."""
+    shaping_steps: float = 1.5e6
+    """Environment steps over which the shaped reward fades from full to none (paper: 5e6)."""
+    team_shaping: bool = False
+    """Both players earn the shaped reward of either, as in the paper; else each earns its own."""
+    proper_time_limits: bool = False
+    """Bootstrap the value at the horizon instead of treating it as an end (paper: no)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationConfig:
+    """Stage 1: the population."""
+
+    size: int = 5
+    """Members (paper: 5). With 1 the bonus is the member's own entropy."""
+    alpha: float = 0.01
+    """Weight of the population entropy, in units of raw reward (20 per soup) per nat (paper: 0.01); 0 is SP."""
+    steps: float = 1.0e6
+    """Environment steps of each member (paper: 1.1e7)."""
+    updates_per_iteration: int = 1
+    """PPO updates between two exchanges of the members' weights (paper: 3)."""
+    both_seats: bool = True
+    """Learn from both seats; else one seat learns beside a frozen copy of the member (paper: one)."""
+    include_learner: bool = True
+    """Count the learner itself in the mean policy (paper: yes)."""
+    mid_checkpoint: Literal["by_return", "by_iteration"] = "by_return"
+    """Middle partner of a member: nearest to half of its final return, or after half of the iterations (paper)."""
+    candidates: int = 32
+    """Snapshots per member among which the middle partner is chosen."""
+    reference_quirks: bool = False
+    """Repeat the released code's bug of reading every bonus from the first game's state (only to compare)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseConfig:
+    """Stage 2: the best response to the frozen population."""
+
+    steps: float = 3.0e6
+    """Environment steps (paper: 1.1e7 times the square root of the pool's size)."""
+    beta: float = 3.0
+    """Sharpness of the rank-based choice of partners (paper: 3); 0 is uniform."""
+    self_in_pool: bool = True
+    """Count the learner among its own partners (paper: yes)."""
+    difficulty: Literal["running_mean", "evaluation"] = "running_mean"
+    """Return that ranks partners: of training games, or of evaluation games at each iteration (paper)."""
+    running_decay: float = 0.95
+    """Share of the old value when a training game updates a running mean (HSP code: 0.95)."""
+    evaluation_games: int = 6
+    """Games per partner and seat in an evaluation (paper: 6)."""
+    evaluate_every: int = 20
+    """Updates between evaluations that refresh all running means, so that partners rarely met stay comparable."""
+    partner_per: Literal["episode", "chunk"] = "episode"
+    """Draw a partner and seat for each game, or one for all games of `updates_per_iteration` updates (paper)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    """Maximum-entropy population-based training on one Overcooked kitchen."""
+
+    method: Literal["mep", "sp"] = "mep"
+    """mep: both stages. sp: self-play members that never see each other, and no best response."""
+    layout: str = "cramped_room"
+    """Name of a 2019 kitchen or path of a layout file."""
+    encoding: Literal["planes20", "planes20_legacy", "planes26", "features62", "features96"] = "planes20"
+    """What players see. The paper used planes20_legacy, which hides loose objects while a player holds their kind."""
+    net: Literal["mlp", "conv"] = "mlp"
+    """mlp: two layers of 64. conv: the network of the paper, about ten times slower on a CPU."""
+    device: str = "cpu"
+    """Where networks run: cpu (fastest for the small ones), auto, cuda, cuda:1, mps."""
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    """The learner."""
+    population: PopulationConfig = field(default_factory=PopulationConfig)
+    """Stage 1."""
+    response: ResponseConfig = field(default_factory=ResponseConfig)
+    """Stage 2."""
+
+    def __post_init__(self) -> None:
+        """Checks all fields; raises UsageError naming the first wrong one."""
+        super().__post_init__()
+        p, n, r = self.ppo, self.population, self.response
+        for name in ("num_envs", "horizon", "epochs", "minibatches"):
+            require(getattr(p, name) >= 1, f"ppo.{name}", getattr(p, name), "1 or more")
+        for name in ("learning_rate", "adam_eps", "clip", "max_grad_norm", "reward_scale", "shaping_steps"):
+            require(getattr(p, name) > 0, f"ppo.{name}", getattr(p, name), "above 0")
+        for name in ("gamma", "gae_lambda"):
+            require(0 <= getattr(p, name) <= 1, f"ppo.{name}", getattr(p, name), "from 0 to 1")
+        for name in ("size", "steps", "updates_per_iteration", "candidates"):
+            require(getattr(n, name) >= 1, f"population.{name}", getattr(n, name), "1 or more")
+        for name in ("steps", "evaluation_games", "evaluate_every"):
+            require(getattr(r, name) >= 1, f"response.{name}", getattr(r, name), "1 or more")
+        require(n.alpha >= 0, "population.alpha", n.alpha, "0 or more")
+        require(r.beta >= 0, "response.beta", r.beta, "0 or more")
+        require(0 <= r.running_decay < 1, "response.running_decay", r.running_decay, "at least 0 and below 1")
+        samples = p.num_envs * p.horizon
+        require(samples % p.minibatches == 0, "ppo.minibatches", p.minibatches, f"a divisor of {samples}")
+
+    @property
+    def steps_per_update(self) -> int:
+        """Environment steps of one PPO update."""
+        return self.ppo.num_envs * self.ppo.horizon
+
+
+def fast() -> Config:
+    """Both stages on one kitchen in about 4 minutes on one core, 0.5 GB."""
+    return Config()
+
+
+def paper() -> Config:
+    """The released code's values, about a day on one core, 2 GB; a GPU or several workers help."""
+    return Config(
+        encoding="planes20_legacy",
+        net="conv",
+        ppo=PPOConfig(
+            num_envs=30, epochs=5, minibatches=10, learning_rate=8e-4, clip=0.05, gae_lambda=0.98,
+            entropy_coef=0.5, max_grad_norm=0.1, reward_scale=1.0, shaping_steps=5e6, team_shaping=True,
+        ),
+        population=PopulationConfig(steps=1.1e7, updates_per_iteration=3, both_seats=False, mid_checkpoint="by_iteration"),
+        response=ResponseConfig(steps=4.4e7, difficulty="evaluation", partner_per="chunk"),
+    )  # fmt: skip
+
+
+def quick() -> Config:
+    """Both stages, smaller: about 1.5 minutes on one core, 0.5 GB."""
+    base = fast()
+    population, response = replace(base.population, size=3, steps=5e5), replace(base.response, steps=1e6)
+    return replace(base, population=population, response=response)
+
+
+def smoke() -> Config:
+    """Every part of both stages in a few seconds; learns nothing."""
+    return Config(
+        ppo=PPOConfig(num_envs=4, horizon=40, epochs=1, minibatches=2),
+        population=PopulationConfig(size=2, steps=480, candidates=4),
+        response=ResponseConfig(steps=480, evaluation_games=1, evaluate_every=2),
+    )
+
+
+PRESETS: dict[str, Callable[[], Config]] = {"fast": fast, "paper": paper, "quick": quick, "smoke": smoke}
