@@ -12,10 +12,11 @@ import pytest
 
 from sextet.core.errors import DataError, UsageError
 from sextet.core.seeding import numpy_rng
-from sextet.mep import human
+from sextet.mep import human, human_data
 from sextet.mep.evaluate import play
 from sextet.mep.features import features62
-from sextet.mep.human import HumanData, HumanProxy, load_human_data, read_inert, replay_check, train_proxy
+from sextet.mep.human import HumanProxy, train_proxy
+from sextet.mep.human_data import HumanData, load_human_data, read_inert, replay_check
 from sextet.mep.overcooked import LAYOUTS, Layout, Overcooked
 
 RETURNS_2019 = {  # self-play of the proxy of the test games, ranges over five seeds
@@ -31,7 +32,7 @@ RETURNS_2019 = {  # self-play of the proxy of the test games, ranges over five s
 def games() -> Path:
     """The converted games of the user; the test skips without them."""
     try:
-        return human.find_human_data()
+        return human_data.find_human_data()
     except DataError as error:
         pytest.skip(str(error))
 
@@ -92,17 +93,17 @@ def test_damaged_pickles_give_one_line(data: bytes) -> None:
 
 def test_another_version_is_named_before_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
-        human.convert_human_data(tmp_path / "nowhere", tmp_path / "out.npz")
+        human_data.convert_human_data(tmp_path / "nowhere", tmp_path / "out.npz")
     with pytest.raises(DataError, match="has no clean_train_trials.pickle"):
-        human.convert_human_data(tmp_path, tmp_path / "out.npz")
+        human_data.convert_human_data(tmp_path, tmp_path / "out.npz")
     (tmp_path / "clean_train_trials.pickle").write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(DataError, match="clean_train_trials.pickle: another version: SHA-256"):
-        human.convert_human_data(tmp_path, tmp_path / "out.npz")
+        human_data.convert_human_data(tmp_path, tmp_path / "out.npz")
     archive = tmp_path / "overcooked_ai-9.9.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(tmp_path / "clean_train_trials.pickle")
     with pytest.raises(DataError, match=r"9\.9\.tar\.gz: another version"):
-        human.convert_human_data(archive, tmp_path / "out.npz")
+        human_data.convert_human_data(archive, tmp_path / "out.npz")
     assert not (tmp_path / "out.npz").exists()
 
 
@@ -203,8 +204,8 @@ def test_conversion_of_hand_written_games(tmp_path: Path, monkeypatch: pytest.Mo
     for split in ("train", "test"):
         content = small_pickle(rows)
         (tmp_path / f"clean_{split}_trials.pickle").write_bytes(content)
-        monkeypatch.setitem(human.PICKLE_SHA256, split, hashlib.sha256(content).hexdigest())
-    summary = human.convert_human_data(tmp_path, tmp_path / "games.npz")
+        monkeypatch.setitem(human_data.PICKLE_SHA256, split, hashlib.sha256(content).hexdigest())
+    summary = human_data.convert_human_data(tmp_path, tmp_path / "games.npz")
     assert summary == {name: {"train": 1, "test": 1} for name in LAYOUTS}
     data = load_human_data(tmp_path / "games.npz", "forced_coordination", "train")
     assert data.state.pos.tolist() == [[8, 16]] and data.state.orient.tolist() == [[3, 3]]
@@ -220,11 +221,11 @@ def test_finding_and_loading_say_what_to_do(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("SEXTET_HUMAN_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(DataError, match="sextet data human --download"):
-        human.find_human_data()
+        human_data.find_human_data()
     (tmp_path / "sextet").mkdir()
     file = tmp_path / "sextet" / "human_2019.npz"
     file.write_bytes(b"PK\x03\x04 not an archive")
-    assert human.find_human_data() == file
+    assert human_data.find_human_data() == file
     with pytest.raises(DataError, match="not a file of converted human games"):
         load_human_data(file, "cramped_room", "train")
     np.savez(file, format=np.array("other/9"))
@@ -235,7 +236,7 @@ def test_finding_and_loading_say_what_to_do(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(UsageError, match="split"):
         load_human_data(file, "cramped_room", "validation")
     monkeypatch.setenv("SEXTET_HUMAN_DATA", str(tmp_path / "mine.npz"))
-    assert human.human_data_path() == tmp_path / "mine.npz"
+    assert human_data.human_data_path() == tmp_path / "mine.npz"
 
 
 def test_training_is_deterministic_and_learns_both_seats(tmp_path: Path) -> None:
@@ -323,3 +324,12 @@ def test_proxies_play_like_the_2019_ones_and_need_the_unblock_rule(name: str, ga
     low, high = RETURNS_2019[name]
     assert low <= (returns[0, True] + returns[1, True]) / 2 <= high, returns
     assert all(returns[seed, False] < returns[seed, True] for seed in (0, 1)), returns
+
+
+def test_the_data_command_wants_exactly_one_source(tmp_path):
+    with pytest.raises(UsageError, match="give either"):
+        human_data.prepare_human_data()
+    with pytest.raises(UsageError, match="give either"):
+        human_data.prepare_human_data(download=True, source=tmp_path)
+    with pytest.raises(DataError, match="no such file"):
+        human_data.prepare_human_data(source=tmp_path / "absent.tar.gz")
