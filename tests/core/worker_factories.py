@@ -76,6 +76,16 @@ class Toy:
             return value, self.weights and self.weights["version"]
         return self.end(how)
 
+    def orphan(self, marker):
+        """Dies at its first call and leaves a child that holds all its open files."""
+        if Path(marker).exists():
+            return "again"
+        Path(marker).touch()
+        if os.fork() == 0:
+            time.sleep(4)
+            os._exit(0)
+        return self.end("SIGKILL")
+
     def end(self, how):
         sys.stderr.write("last words\n")
         sys.stderr.flush()

@@ -124,6 +124,23 @@ def test_a_worker_that_always_hangs_is_given_up_and_says_where():
         assert "in nap" in caught.value.detail and "last words" not in caught.value.detail
 
 
+def test_a_dead_worker_is_noticed_while_its_child_lives(tmp_path):
+    with Workers.open("process:1", factories.toy, {}) as workers:
+        workers.submit("orphan", str(tmp_path / "a"), key="a")
+        start = time.monotonic()
+        assert workers.gather(timeout=60)[0].value == "again" and time.monotonic() - start < 4
+
+
+def test_a_worker_that_takes_nothing_does_not_block_the_parent(monkeypatch):
+    monkeypatch.setattr("sextet.core.workers_process.STALL_SECONDS", 1)
+    with Workers.open("process:1", factories.toy, {}) as workers:
+        workers.submit("pid", key="a")
+        os.kill(workers.gather()[0].value, signal.SIGSTOP)
+        workers.submit("echo", bytes(10_000_000), key="a")
+        assert workers.gather(timeout=60)[0].value == bytes(10_000_000)
+        assert workers.stats["restarts"] == 1
+
+
 def test_a_factory_that_kills_its_process_is_given_up_with_the_cause(backend):
     with Workers.open(f"{backend}:1", factories.dying, {}, max_retries=1) as workers:
         workers.submit("echo", 1, key="a")
@@ -174,7 +191,7 @@ print(*pids, flush=True)
     ],
 )
 def test_no_worker_outlives_its_parent_and_no_memory_is_left(end, code):
-    shared = set(os.listdir("/dev/shm"))
+    shared = set(Path("/dev/shm").iterdir())
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT.format(core=str(CORE), end=end)],
         stdout=subprocess.PIPE,
@@ -187,22 +204,34 @@ def test_no_worker_outlives_its_parent_and_no_memory_is_left(end, code):
     assert len(pids) == 2 and parent.wait(10) == code
     assert time.monotonic() - start < 3 and gone(pids)
     parent.stdout.close()
-    assert not any("sextet" in name for name in set(os.listdir("/dev/shm")) - shared)
+    assert not any("sextet" in name.name for name in set(Path("/dev/shm").iterdir()) - shared)
 
 
 def test_a_forked_copy_of_the_parent_leaves_the_workers_alone():
-    with Workers.open("process:1", factories.toy, {}) as workers:
-        workers.submit("echo", 1, key="a")
-        workers.gather()
-        script = PARENT.format(
-            core=str(CORE),
-            end="child = os.fork()\nif child == 0: sys.exit(0)\nos.waitpid(child, 0)\n"
-            "print([state.alive for state in workers.health()])",
-        )
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=60
-        )
-        assert done.stdout.splitlines()[1:] == ["[True, True]"], done.stderr
+    fork = "child = os.fork()\nif child == 0: sys.exit(0)\nos.waitpid(child, 0)\n"
+    script = PARENT.format(core=str(CORE), end=fork + "print([state.alive for state in workers.health()])")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[1:] == ["[True, True]"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_local_ray_ends_with_its_workers(local_ray):  # noqa: F811 - skips without ray
+    script = PARENT.replace("process:2", "ray:2").format(core=str(CORE), end="workers.close()")
+    mark = f"SEXTET_TEST={os.getpid()}-{time.time_ns()}"
+    environment = os.environ | dict([mark.split("=")])
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and len(done.stdout.split()) == 2, done.stderr
+
+    def marked():
+        for process in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if mark.encode() in process.read_bytes():
+                    yield process.parent.name
+            except OSError:
+                pass
+
+    assert gone(list(marked()))
 
 
 def test_restarts_leave_no_descriptor_open(tmp_path):
@@ -212,5 +241,5 @@ def test_restarts_leave_no_descriptor_open(tmp_path):
             workers.publish({"version": number})
             workers.submit("once", str(tmp_path / str(number)), number, "SIGKILL", key="a")
             workers.gather(timeout=60)
-            counts.append(len(os.listdir("/proc/self/fd")))
+            counts.append(len(list(Path("/proc/self/fd").iterdir())))
         assert counts[1:] == counts[:1] * 3

@@ -7,7 +7,6 @@ import io
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -29,8 +28,6 @@ class Job:
 
 class _ByValue(ForkingPickler):
     """Writes of a tensor the bytes it shows; torch's own ways share memory, or send all that a slice is part of."""
-
-    _extra_reducers: dict[type, Callable[[Any], Any]] = {}
 
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
