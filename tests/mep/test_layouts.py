@@ -43,7 +43,7 @@ def test_a_file_from_another_editor(tmp_path: Path) -> None:
     assert layout.name == "my kitchen é" and layout.grid == ("XXPXX", "O   O", "X   X", "XDXSX")
     assert layout.starts.tolist() == [6, 8]
     assert Layout.load(str(path)).grid == layout.grid
-    np.testing.assert_array_equal(Layout.parse("\n\n" + "\n".join(GOOD), name="x").terrain, layout.terrain)
+    np.testing.assert_array_equal(Layout.parse("\ufeff\n\n" + "\n".join(GOOD), name="x").terrain, layout.terrain)
     assert Overcooked(path, 2).layout.grid == layout.grid
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import json
@@ -282,12 +283,13 @@ def test_delivery_pays_the_team(backend: str) -> None:
 def test_games_end_at_the_horizon_and_the_caller_resets(backend: str) -> None:
     env = Overcooked("cramped_room", 3, horizon=2, backend=backend)
     start = state_text(env, 0)
-    moves = np.array([[W, E]] * 3)
+    moves = np.array([[N, S]] * 3)
     assert not env.step(moves)[2].any()
     assert env.step(moves)[2].all() and env.state.time.tolist() == [2, 2, 2]
     env.reset(np.array([True, False, True]))
     assert env.state.time.tolist() == [0, 2, 0]
-    assert state_text(env, 0) == state_text(env, 2) == start != state_text(env, 1)
+    assert state_text(env, 0) == state_text(env, 2) == start
+    assert env.state.pos[1].tolist() == [6, 13]
     assert env.step(moves)[2].tolist() == [False, True, False]
     env.reset()
     assert {state_text(env, i) for i in range(3)} == {start} and not env.state.time.any()
@@ -445,15 +447,23 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
         Overcooked("cramped_room", 1, backend="numba")
 
 
-def test_without_a_writable_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    from numba.core import caching
+@pytest.mark.parametrize("trouble", ["no writable folder", "disk full"])
+def test_without_a_place_for_compiled_code(trouble: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from numba.core import caching, config
 
-    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-    step = kernels.numba_kernels.__wrapped__().step
+    def no_space(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if trouble == "disk full":
+        monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr(caching.IndexDataCacheFile, "_save_data", no_space)
+    else:
+        monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     env = Overcooked("cramped_room", 1, backend="numpy")
-    env._kernels = kernels.Kernels("numba", step, kernels.planes_numpy)
+    env._kernels = kernels.numba_kernels.__wrapped__()
     env.step([[W, E]])
-    assert env.state.time.tolist() == [1] and step.stats.cache_path is None
+    np.testing.assert_array_equal(env.state.orient, [[W, E]])
+    assert env.state.time.tolist() == [1] and not list(tmp_path.rglob("*.nbc"))
 
 
 def test_importing_the_game_is_light() -> None:

@@ -40,15 +40,27 @@ class Kernels(NamedTuple):
 
 @cache
 def numba_kernels() -> Kernels:
-    """Compiles the loops; machine code is kept on disk if some folder is writable. Raises ImportError."""
+    """Makes the loops compile at their first call; the machine code is kept on disk where possible.
+
+    Raises ImportError without numba.
+    """
     import numba
 
-    try:
-        jit = numba.njit(cache=True, nogil=True)
-        return Kernels("numba", jit(step_loop), jit(planes_loop))
-    except RuntimeError:  # numba found no writable cache folder
-        jit = numba.njit(nogil=True)
-        return Kernels("numba", jit(step_loop), jit(planes_loop))
+    def jit(loop: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            compiled = numba.njit(cache=True, nogil=True)(loop)
+        except RuntimeError:  # numba found no writable cache folder
+            compiled = numba.njit(nogil=True)(loop)
+
+        def call(*args: Any) -> Any:
+            try:
+                return compiled(*args)
+            except OSError:  # a full disk: compiled, only not kept
+                return compiled(*args)
+
+        return call
+
+    return Kernels("numba", jit(step_loop), jit(planes_loop))
 
 
 def step_loop(world: Arrays, state: Arrays, actions: Array, sparse: Array, shaped: Array) -> int:
@@ -233,7 +245,6 @@ def planes_numpy(mode: int, world: Arrays, state: Arrays, horizon: int, drawn: A
         for seat in range(2):
             out[rows, seat, k ^ seat, pos[:, k]] = 1
             out[rows, seat, 2 + 4 * (k ^ seat) + orient[:, k], pos[:, k]] = 1
-    out[:, :, 16 if mode == PLANES26 else 15 :] = 0
     for code in (1, 2, 3):
         out[:, :, table[code, 2]] = (objects == code)[:, None]
         out[:, :, table[code, 0]] = (table[code, 1] * (objects == code))[:, None]
