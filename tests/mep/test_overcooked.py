@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -441,7 +440,8 @@ def test_bad_observe_and_reset() -> None:
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    kernels.numba_kernels.cache_clear()
+    monkeypatch.setitem(sys.modules, "numba", None)
     assert Overcooked("cramped_room", 1).backend == "numpy"
     with pytest.raises(UsageError, match=r'pip install "sextet\[coop\]"'):
         Overcooked("cramped_room", 1, backend="numba")

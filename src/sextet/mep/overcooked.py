@@ -6,7 +6,6 @@ terrain, objects and actions are given in `kernels`.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -161,17 +160,19 @@ class Overcooked:
     def __init__(
         self, layout: Layout | str | Path, num_envs: int, *, horizon: int = 400, backend: str = "auto"
     ) -> None:
-        """Starts the games; backend "auto" is "numba" if installed, else "numpy". Raises UsageError."""
+        """Starts the games; backend "auto" is "numba" if it imports, else "numpy". Raises UsageError."""
         for name, value in (("num_envs", num_envs), ("horizon", horizon)):
             if not isinstance(value, int | np.integer) or value <= 0:
                 raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1")
         if backend not in ("auto", "numba", "numpy"):
             raise UsageError(unknown("backend", backend, ("auto", "numba", "numpy")))
-        installed = importlib.util.find_spec("numba") is not None
-        if backend == "numba" and not installed:
-            raise missing_extra("numba", "coop", 'backend="numba"')
-        use_numba = installed and backend != "numpy"
-        self._kernels = kernels.numba_kernels() if use_numba else kernels.NUMPY_KERNELS
+        self._kernels = kernels.NUMPY_KERNELS
+        if backend != "numpy":
+            try:
+                self._kernels = kernels.numba_kernels()
+            except ImportError as error:
+                if backend == "numba":
+                    raise missing_extra("numba", "coop", 'backend="numba"') from error
         self.backend = self._kernels.name
         self.layout = layout = layout if isinstance(layout, Layout) else Layout.load(layout)
         self.num_envs, self.horizon = n, _ = int(num_envs), int(horizon)
