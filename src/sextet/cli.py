@@ -97,10 +97,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plain(value: Any, indent: str = "") -> str:
+    if isinstance(value, dict) and value.keys() == {"mean", "low", "high", "n"}:
+        from sextet.core.stats import Interval
+
+        return f"{indent}{Interval(**value)}"
     if isinstance(value, dict):
         lines = []
         for name, item in value.items():
-            nested = isinstance(item, (dict, list)) and item
+            nested = isinstance(item, (dict, list)) and item and "mean" not in item
+            item = item if nested else _plain(item)
             lines.append(f"{indent}{name}:\n{_plain(item, indent + '  ')}" if nested else f"{indent}{name}: {item}")
         return "\n".join(lines)
     if isinstance(value, list):
@@ -162,7 +167,7 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> Any:
 
 
 def _outcome(run: Any) -> dict[str, Any]:
-    return {"run": str(run.directory), "report": str(run.directory / "report.html"), "summary": run.summary}
+    return {"summary": run.summary, "run": str(run.directory), "report": str(run.directory / "report.html")}
 
 
 def _eval(options: argparse.Namespace, _: list[str]) -> Any:

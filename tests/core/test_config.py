@@ -18,7 +18,6 @@ from sextet.core.errors import DataError, UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    __pydantic_config__ = {"extra": "forbid", "strict": True}
     gamma: float = 0.99
     """Discount."""
     sizes: tuple[int, ...] = (64, 64)

@@ -62,7 +62,7 @@ def test_plain_lines_name_stage_step_metric_speed_and_time_left(monkeypatch):
             if step == 5:
                 console.saved()
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "[0:00:01] demo > 2/5 MEP population: step 1/80, 1 steps/s, about 1 min 19 s left"
+    assert lines[0] == "[0:00:01] demo > 2/5 MEP population: step 1/80"  # the first step tells no speed
     progress = "step 11/80, return 30, 1 steps/s, about 1 min 9 s left, saved 6 s ago"
     assert lines[1] == f"[0:00:11] demo > 2/5 MEP population: {progress}"
     assert lines[-2:] == [

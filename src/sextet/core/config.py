@@ -24,7 +24,6 @@ ConfigT = TypeVar("ConfigT", bound="RunConfig")
 class RunConfig:
     """What every recipe's configuration has: the seed, where to compute, when to save and log."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
     changeable: ClassVar[frozenset[str]] = frozenset(
         {"device", "workers", "threads", "save_minutes", "save_every", "keep", "log_every", "track", "name"}
     )
@@ -94,7 +93,7 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any], *, source: str = "c
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(values))
+        return TypeAdapter(cls).validate_json(json.dumps(values), strict=True, extra="forbid")
     except ValidationError as error:
         names = flatten(dataclasses.asdict(cls()))
         lines = []

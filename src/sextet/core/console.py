@@ -28,14 +28,14 @@ class _Task:
     def __init__(self, name: str, total: int | None, start: int) -> None:
         self.name, self.total, self.start = name, total, start
         self.step = self.stages = start
-        self.began = time.monotonic()
+        self.began = self.first = time.monotonic()
         self.metrics: Mapping[str, Any] = {}
 
     def text(self, now: float) -> str:
         """Step, headline metrics, speed and time left."""
         of = f"/{self.total:,}" if self.total else ""
         parts = [f"step {self.step:,}{of}", *headline(self.metrics)]
-        speed = (self.step - self.start) / (now - self.began) if now > self.began else 0.0
+        speed = (self.step - self.start - 1) / (now - self.first) if now > self.first else 0.0
         if speed > 0:
             parts.append(f"{format_number(speed)} steps/s" if speed >= 0.1 else f"{duration(1 / speed)}/step")
             if self.total and self.total > self.step:
@@ -81,6 +81,8 @@ class Console:
         if metrics:
             task.metrics = metrics
         now = time.monotonic()
+        if step == task.start + 1:
+            task.first = now  # what comes before the first step is often preparation: speed counts from here
         if now >= self._due:
             self._due = now + self._interval
             self._show(now)

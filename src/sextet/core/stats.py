@@ -34,6 +34,8 @@ class Interval:
             return "{0} [{0}, {0}]".format(format_number(self.mean))
         width = self.high - self.low  # two digits of it are as much as the bounds can support
         digits = max(0, 1 - math.floor(math.log10(width)))
+        if self.mean:  # and four digits of the mean are enough for people
+            digits = min(digits, max(0, 3 - math.floor(math.log10(abs(self.mean)))))
         return "{} [{}, {}]".format(*(format_number(value, digits) for value in (self.mean, self.low, self.high)))
 
     def as_dict(self) -> dict[str, Any]:

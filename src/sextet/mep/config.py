@@ -98,8 +98,9 @@ class ResponseConfig:
 class Config(RunConfig):
     """Maximum-entropy population-based training on one Overcooked kitchen."""
 
-    method: Literal["mep", "sp"] = "mep"
-    """mep: both stages. sp: self-play members that never see each other, and no best response."""
+    method: Literal["mep", "sp", "compare"] = "mep"
+    """mep: both stages. sp: self-play members that never see each other, and no best response. compare: both methods
+    over several seeds, matrix games included, each paired with a proxy of a human."""
     layout: str = "cramped_room"
     """Name of a 2019 kitchen or path of a layout file."""
     encoding: Literal["planes20", "planes20_legacy", "planes26", "features62", "features96"] = "planes20"
@@ -108,6 +109,14 @@ class Config(RunConfig):
     """mlp: two layers of 64. conv: the network of the paper, about ten times slower on a CPU."""
     device: str = "cpu"
     """Where networks run: cpu (fastest for the small ones), auto, cuda, cuda:1, mps."""
+    num_seeds: int = 3
+    """Training seeds of each method in a comparison."""
+    games: int = 100
+    """Games per pair of agents and seat when they are judged (2019: 100)."""
+    matrix_seeds: int = 20
+    """Seeds of the matrix games in a comparison."""
+    matrix_alphas: tuple[float, ...] = (0.0, 0.01, 0.05, 0.1, 0.3, 0.5, 1.0)
+    """Weights of the population entropy in the matrix games; 0 is SP."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """The learner."""
     population: PopulationConfig = field(default_factory=PopulationConfig)
@@ -129,6 +138,10 @@ class Config(RunConfig):
             require(getattr(n, name) >= 1, f"population.{name}", getattr(n, name), "1 or more")
         for name in ("steps", "evaluation_games", "evaluate_every"):
             require(getattr(r, name) >= 1, f"response.{name}", getattr(r, name), "1 or more")
+        for name in ("num_seeds", "games", "matrix_seeds"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        alphas = self.matrix_alphas
+        require(len(alphas) > 0 and min(alphas) >= 0, "matrix_alphas", alphas, "a list of weights, 0 or more each")
         require(n.alpha >= 0, "population.alpha", n.alpha, "0 or more")
         require(r.beta >= 0, "response.beta", r.beta, "0 or more")
         require(0 <= r.running_decay < 1, "response.running_decay", r.running_decay, "at least 0 and below 1")
@@ -155,20 +168,22 @@ def paper() -> Config:
             num_envs=30, epochs=5, minibatches=10, learning_rate=8e-4, clip=0.05, gae_lambda=0.98,
             entropy_coef=0.5, max_grad_norm=0.1, reward_scale=1.0, shaping_steps=5e6, team_shaping=True,
         ),
-        population=PopulationConfig(steps=1.1e7, updates_per_iteration=3, both_seats=False, mid_checkpoint="by_iteration"),
+        population=PopulationConfig(
+            steps=1.1e7, updates_per_iteration=3, both_seats=False, mid_checkpoint="by_iteration"
+        ),
         response=ResponseConfig(steps=4.4e7, difficulty="evaluation", partner_per="chunk"),
     )  # fmt: skip
 
 
 def quick() -> Config:
-    """Both stages, smaller: about 1.5 minutes on one core, 0.5 GB."""
+    """The small comparison: matrix games, then SP and MEP with a human proxy; 6 minutes on two cores, 1 GB."""
     base = fast()
-    population, response = replace(base.population, size=3, steps=5e5), replace(base.response, steps=1e6)
-    return replace(base, population=population, response=response)
+    population, response = replace(base.population, size=3, steps=5e5), replace(base.response, steps=7e5)
+    return replace(base, method="compare", workers="process:2", population=population, response=response)
 
 
 def smoke() -> Config:
-    """Every part of both stages in a few seconds; learns nothing."""
+    """Every part of both stages in a few seconds, 0.5 GB; learns nothing."""
     return Config(
         ppo=PPOConfig(num_envs=4, horizon=40, epochs=1, minibatches=2),
         population=PopulationConfig(size=2, steps=480, candidates=4),

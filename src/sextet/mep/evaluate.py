@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sextet.core.errors import UsageError
+from sextet.core.errors import SextetError, UsageError
 from sextet.core.seeding import numpy_rng
 from sextet.core.stats import Interval, bootstrap_interval
 from sextet.mep.overcooked import Layout, Overcooked
@@ -20,6 +21,9 @@ from sextet.mep.overcooked import Layout, Overcooked
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
+
+    from sextet.mep.config import Config
+    from sextet.mep.policy import Policy
 
 HORIZON = 400
 
@@ -127,3 +131,41 @@ def heat_map(names: Sequence[str], matrix: Sequence[Sequence[Interval]], title: 
         axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink)
     figure.colorbar(image, ax=axes, label="mean sparse return", shrink=0.8)
     return figure
+
+
+def load(folder: Path | str) -> Policy:
+    """Returns the policy in a ``final`` folder; ``sextet.load`` calls this.
+
+    Raises:
+        DataError: The folder holds no policy, or a damaged one.
+    """
+    from sextet.mep.policy import Policy
+
+    return Policy.load(folder)
+
+
+def evaluate(config: Config, directory: Path | str) -> dict[str, Any]:
+    """Plays a finished run's policy with itself and, where the human games are at hand, with a human proxy.
+
+    Raises:
+        UsageError: The run is not finished.
+    """
+    from sextet.mep.human import train_proxy
+    from sextet.mep.human_data import find_human_data, load_human_data
+    from sextet.mep.policy import Policy, PolicyAgent
+
+    final = Path(directory) / "final"
+    if not (final / "model.safetensors").exists():
+        raise UsageError(f"{directory} is not finished: sextet resume {directory}")
+    policy = Policy.load(final)
+    agents: dict[str, Agent] = {"agent": PolicyAgent(policy)}
+    own = cross_play(policy.layout, agents, episodes=config.games, seed=config.seed)[0][0]
+    result: dict[str, Any] = {"layout": policy.layout.name, "games": config.games, "self_play": own.as_dict()}
+    try:
+        data = load_human_data(find_human_data(), policy.layout.name, "test")
+    except SextetError as error:
+        return {**result, "with_human_proxy": f"not measured: {error}"}
+    proxy = train_proxy(policy.layout.name, data, seed=config.seed)
+    row = evaluate_pairs(policy.layout, agents, proxy, episodes=config.games, seed=config.seed)[0]
+    scores = {"seat_0": row.seat0.as_dict(), "seat_1": row.seat1.as_dict(), "both_seats": row.mean.as_dict()}
+    return {**result, "with_human_proxy": scores}

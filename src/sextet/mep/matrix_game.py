@@ -9,7 +9,7 @@ Legend: V alphas, S seeds, n members, k partners, K actions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -167,18 +167,24 @@ def best_response(
 
 
 def run_matrix_games(
-    *, num_seeds: int = 20, alphas: Sequence[float] = (0.0, 0.01, 0.05, 0.1, 0.3, 0.5, 1.0), seed: int = 0
+    *,
+    num_seeds: int = 20,
+    alphas: Sequence[float] = (0.0, 0.01, 0.05, 0.1, 0.3, 0.5, 1.0),
+    seed: int = 0,
+    between: Callable[[], None] = lambda: None,
 ) -> list[Row]:
     """All rows of the comparison: three one-shot games, then best responses in the repeated lever game.
 
     In the repeated game (10 rounds of `lever_graded`) SP trains with one member's final policy alone, FCP
     with the pool of alpha 0 and MEP with those of the other alphas; each is tested with all eight pure
     conventions. The row of alpha 0 of the one-shot games is both SP and the population of FCP.
+    `between` is called between games, where a caller may stop.
     """
     rows = []
     for game in (lever_equal(), lever_graded(), blocks()):
         history = train_population(game, alphas, num_seeds=num_seeds, seed=seed)
         rows += [population_row(game, history, alphas, index) for index in range(len(alphas))]
+        between()
     game = lever_graded()
     history = train_population(game, alphas, num_seeds=num_seeds, iterations=1500, seed=seed)
     pools = {"SP": (history[-1, :1, :, :1].exp(), (0.0,)), "MEP": (partner_pool(game, history), (0.0, 3.0))}

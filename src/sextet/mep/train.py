@@ -34,6 +34,11 @@ CHUNK = 4096  # rows evaluated at once, so that a layer's output stays in the ca
 def train(config: Config, run: Run) -> None:
     """Trains the population and, for method "mep", the best response, whose weights become the run's."""
     torch.set_num_threads(config.threads)
+    if config.method == "compare":
+        from sextet.mep.compare import compare
+
+        compare(config, run)
+        return
     population = train_population(config, run.child("population"))
     policy = population.policy(config, 0)
     if config.method == "mep":

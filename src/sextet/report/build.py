@@ -59,9 +59,9 @@ def save_table(
     )
 
 
-def save_figure(stem: Path | str, figure: Figure, *, title: str, note: str = "") -> None:
-    """Writes a matplotlib figure as ``<stem>.svg`` and its title as ``<stem>.json`` for the report."""
-    atomic_write_bytes(f"{stem}.svg", svg_bytes(figure))
+def save_figure(stem: Path | str, figure: Figure | str, *, title: str, note: str = "") -> None:
+    """Writes a matplotlib figure, or the text of an SVG, as ``<stem>.svg`` and its title as ``<stem>.json``."""
+    atomic_write_bytes(f"{stem}.svg", figure.encode() if isinstance(figure, str) else svg_bytes(figure))
     write_json(f"{stem}.json", {"kind": "figure", "title": title, "note": note})
 
 

@@ -1,0 +1,210 @@
+"""The quick comparison: conventions in matrix games, then SP and MEP in the kitchen, each with a human's stand-in.
+
+Each part is a run of its own, so an interrupted comparison goes on where it was and repeats no finished part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from sextet.core.errors import DataError
+from sextet.core.run import Run
+from sextet.core.stats import Interval, bootstrap_interval, welch_test
+from sextet.mep import matrix_game
+from sextet.mep.config import Config
+from sextet.mep.evaluate import Agent, cross_play, evaluate_pairs, heat_map
+from sextet.mep.human import HumanProxy, train_proxy
+from sextet.mep.human_data import find_human_data, load_human_data
+from sextet.mep.overcooked import Layout
+from sextet.mep.picture import moving_picture, record
+from sextet.mep.policy import Policy, PolicyAgent
+from sextet.mep.train import train_population, train_response
+from sextet.report.build import save_figure, save_table, save_text
+
+HUMAN = "human proxy"
+CROSS_PLAY_GAMES = 20
+
+
+def compare(config: Config, run: Run) -> None:
+    """Runs all parts and writes the tables, figures and summary of the comparison."""
+    seeds = range(config.num_seeds)
+    parts = 3 + 2 * config.num_seeds + 1
+    with run.console.task("comparison", parts):
+        rows = matrix_part(config, run.child("matrix-games"), run)
+        proxy = proxy_part(config, run.child("human-proxy"), run)
+        # Without a bonus the members of a population never see each other: each is one seed of self-play.
+        alone = replace(config, method="sp", population=replace(config.population, size=config.num_seeds, alpha=0.0))
+        selfish = train_population(alone, run.child("sp"))
+        methods: dict[str, list[Policy]] = {"SP": [selfish.policy(config, seed) for seed in seeds], "MEP": []}
+        together = replace(config, method="mep")
+        for seed in seeds:
+            population = train_population(together, run.child(f"mep-population-seed{seed}"))
+            methods["MEP"].append(train_response(together, run.child(f"mep-response-seed{seed}"), population.pool()))
+        with run.console.task("games with each other and with the human proxy", 1):
+            summary = judge(config, run, methods, proxy)
+    matrix_tables(run, rows, summary)
+    run.finish(summary, methods["MEP"][0].state_dict())
+
+
+def matrix_part(config: Config, part: Run, run: Run) -> list[matrix_game.Row]:
+    """Solves the matrix games, or reads the rows of an earlier session."""
+    if not part.finished:
+        with run.console.task("matrix games", None):
+            rows = matrix_game.run_matrix_games(
+                num_seeds=config.matrix_seeds, alphas=config.matrix_alphas, seed=part.key("init"), between=run.poll
+            )
+        part.finish({"rows": [asdict(row) for row in rows]})
+    return [matrix_game.Row(**row) for row in part.summary["rows"]]
+
+
+def proxy_part(config: Config, part: Run, run: Run) -> HumanProxy | None:
+    """Clones the human proxy, or reads it back; None where the human games are not at hand."""
+    if not part.finished:
+        try:
+            data = load_human_data(find_human_data(), config.layout, "test")
+        except DataError as error:
+            run.say(f"no human proxy in this comparison: {error}")
+            run.event("warning", text=f"no human proxy: {error}")
+            return None
+        with run.console.task("human proxy from 2019 games", None):
+
+            def progress(done: int, _: int, loss: float) -> None:
+                run.console.update(done, {"validation_loss": loss})
+                run.poll()
+
+            proxy = train_proxy(config.layout, data, seed=part.key("init"), progress=progress)
+        proxy.save(part.directory / "final")
+        part.finish({name: value for name, value in proxy.info.items() if name != "seed"})
+    return HumanProxy.load(part.directory / "final")
+
+
+def judge(
+    config: Config, run: Run, methods: Mapping[str, Sequence[Policy]], proxy: HumanProxy | None
+) -> dict[str, Any]:
+    """Plays all agents with each other and with the proxy; writes table, heat map and picture, returns the summary."""
+    layout, seed = Layout.load(config.layout), run.key("evaluate")
+    agents: dict[str, Agent] = {
+        f"{method} {index}": PolicyAgent(policy, name=f"{method} seed {index}")
+        for method, policies in methods.items()
+        for index, policy in enumerate(policies)
+    }
+    everyone = {**agents, HUMAN: proxy} if proxy else agents
+    matrix = cross_play(layout, everyone, episodes=CROSS_PLAY_GAMES, seed=seed)
+    names = list(everyone)
+    note = (
+        f"Mean of {CROSS_PLAY_GAMES} games of {config.ppo.horizon} steps; 20 points a soup; the diagonal is self-play."
+    )
+    figure = heat_map(names, matrix, f"cross-play on {layout.name}")
+    save_figure(run.artifact("13-cross-play"), figure, title="Everyone with everyone", note=note)
+    pairs = (
+        {row.name: row for row in evaluate_pairs(layout, agents, proxy, episodes=config.games, seed=seed)}
+        if proxy
+        else {}
+    )
+
+    def over_seeds(method: str, values: Mapping[str, float]) -> Interval:
+        return bootstrap_interval([values[f"{method} {index}"] for index in range(len(methods[method]))])
+
+    own = {name: matrix[index][index].mean for index, name in enumerate(names)}
+    columns = {"self-play": own}
+    if pairs:
+        columns["with human, agent in seat 0"] = {name: row.seat0.mean for name, row in pairs.items()}
+        columns["with human, agent in seat 1"] = {name: row.seat1.mean for name, row in pairs.items()}
+        columns["with human, both seats"] = {name: row.mean.mean for name, row in pairs.items()}
+    cells = {method: {name: over_seeds(method, values) for name, values in columns.items()} for method in methods}
+    summary = {f"{m} {name}": cell.as_dict() for m, row in cells.items() for name, cell in row.items()}
+    rows: list[list[Any]] = [[method, *row.values()] for method, row in cells.items()]
+    if proxy:
+        index = names.index(HUMAN)
+        rows.append([HUMAN, matrix[index][index], *[None] * (len(columns) - 1)])
+    number = config.num_seeds
+    budget = config.population.steps, config.population.size, config.response.steps
+    save_table(
+        run.artifact("10-kitchen"),
+        title=f"{layout.name}: points in {config.ppo.horizon} steps",
+        columns=["method", *columns],
+        rows=rows,
+        note=f"Mean and 95 % interval over {number} training seeds, {config.games} games a seat, sampled actions. "
+        f"SP: {budget[0]:,.0f} environment steps. MEP: {budget[1]} members of {budget[0]:,.0f} each, then a best response "
+        f"of {budget[2]:,.0f}. The human proxy is cloned from the 2019 test games; its row is one proxy.",
+    )
+    save_text(run.artifact("11-words"), title="In words", text=in_words(columns, number, proxy is not None))
+    partner: tuple[str, Agent] = (HUMAN, proxy) if proxy else ("SP seed 0", agents["SP 0"])
+    frames = record(layout, (agents["MEP 0"], partner[1]), steps=config.ppo.horizon, seed=seed)
+    picture = moving_picture(layout, frames, ("MEP, seed 0", partner[0]))
+    save_figure(
+        run.artifact("12-game"), picture, title=f"One game: MEP with the {partner[0]}", note="At the speed of 2019."
+    )
+    return summary
+
+
+def in_words(columns: Mapping[str, Mapping[str, float]], number: int, human: bool) -> str:
+    """Says what the table shows, and what it does not."""
+    if not human:
+        return "The human games are not on this machine, so no agent met a stand-in for a human: sextet data human --download"
+    scores = columns["with human, both seats"]
+    sp, mep = ([scores[f"{method} {index}"] for index in range(number)] for method in ("SP", "MEP"))
+    gain = sum(mep) / number - sum(sp) / number
+    better = "more" if gain >= 0 else "fewer"
+    text = f"With the human proxy MEP earned {abs(gain):.1f} points {better} than SP (both seats, {number} seeds)."
+    if number < 2:
+        return text + "\nOne seed says nothing about other seeds."
+    p = welch_test(mep, sp)
+    verdict = "a difference that chance alone rarely makes" if p < 0.05 else "not enough to tell the two apart"
+    text += f"\nWelch's test gives p = {p:.2g}: at this size {verdict}."
+    return (
+        text
+        + "\nThese agents are small and briefly trained; the preset fast trains longer, the preset paper as published."
+    )
+
+
+def matrix_tables(run: Run, rows: Sequence[matrix_game.Row], summary: dict[str, Any]) -> None:
+    """Writes the matrix games' table and figure, and adds the headline numbers to the summary."""
+    from matplotlib.figure import Figure
+
+    one_shot = [row for row in rows if row.beta is None]
+    wanted = ("conventions", "population_entropy", "self_play", "cross_play")
+    cells = [
+        [row.game, row.method, row.alpha, *(bootstrap_interval(row.values[name]) for name in wanted)]
+        for row in one_shot
+    ]
+    note = (
+        "Mean and 95 % interval over seeds of 8 members each. Conventions: different likeliest actions in the "
+        "population (8 levers; 5 blocks). The games and their settings are ours: the paper's pay-offs are not public."
+    )
+    columns = ["game", "method", "alpha", *(name.replace("_", " ") for name in wanted)]
+    save_table(run.artifact("20-matrix-games"), title="Matrix games: does the population find many conventions?",
+               columns=columns, rows=cells, note=note)  # fmt: skip
+    repeated = [row for row in rows if row.beta is not None]
+    cells = [
+        [
+            row.method,
+            row.alpha,
+            row.beta,
+            bootstrap_interval(row.values["return"]),
+            bootstrap_interval(row.values["worst"]),
+        ]
+        for row in repeated
+    ]
+    note = "Ten rounds with each of 8 pure conventions; 1 is perfect from the first round. beta 0: uniform partners."
+    save_table(run.artifact("21-repeated"), title="Repeated game: meeting a convention never seen",
+               columns=["method", "alpha", "beta", "mean return", "worst convention"], rows=cells, note=note)  # fmt: skip
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    for place, (key, title) in enumerate((("conventions", "conventions found"), ("self_play", "self-play return"))):
+        axes = figure.add_subplot(1, 2, place + 1)
+        for game in dict.fromkeys(row.game for row in one_shot):
+            points = [(row.alpha, bootstrap_interval(row.values[key])) for row in one_shot if row.game == game]
+            means = [cell.mean for _, cell in points]
+            low, high = zip(*((cell.low or cell.mean, cell.high or cell.mean) for _, cell in points), strict=True)
+            axes.plot(range(len(points)), means, marker="o", label=game.replace("_", " "))
+            axes.fill_between(range(len(points)), low, high, alpha=0.2)
+        axes.set_xticks(range(len(points)), [f"{alpha:g}" for alpha, _ in points])
+        axes.set(xlabel="alpha (0: SP)", title=title, ylim=(0, None))
+    axes.legend(frameon=False)
+    save_figure(run.artifact("22-alpha"), figure, title="What alpha buys, and what it costs")
+    graded = [row for row in one_shot if row.game == "lever_graded"]
+    best = max(graded, key=lambda row: sum(row.values["conventions"]))
+    for row in (graded[0], best):
+        summary[f"{row.method} conventions of 8 levers"] = bootstrap_interval(row.values["conventions"]).as_dict()
