@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from sextet.report.compare import compare_runs, write_comparison
 from sextet.core.errors import DataError, UsageError
 from sextet.core.files import read_json, write_json
-from sextet.report.page import MAX_POINTS, Curve, _band
-from sextet.report.build import build_report, save_figure, save_table, save_text
 from sextet.core.stats import Interval
+from sextet.report.build import build_report, save_figure, save_table, save_text
+from sextet.report.compare import compare_runs, write_comparison
+from sextet.report.page import MAX_POINTS, Curve, _band
 
 HOSTILE = "<script>alert(1)</script>"
 VOID = {"meta", "img", "line", "circle", "br"}

@@ -24,6 +24,7 @@ _HOMES = {
     "play": "evaluate",
     "train_population": "train",
     "train_response": "train",
+    "train_responses": "train",
 }
 __all__ = sorted(_HOMES)
 

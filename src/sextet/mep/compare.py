@@ -20,7 +20,7 @@ from sextet.mep.human_data import find_human_data, load_human_data
 from sextet.mep.overcooked import Layout
 from sextet.mep.picture import moving_picture, record
 from sextet.mep.policy import Policy, PolicyAgent
-from sextet.mep.train import train_population, train_response
+from sextet.mep.train import open_workers, train_population, train_responses
 from sextet.report.build import save_figure, save_table, save_text
 
 HUMAN = "human proxy"
@@ -30,18 +30,17 @@ CROSS_PLAY_GAMES = 20
 def compare(config: Config, run: Run) -> None:
     """Runs all parts and writes the tables, figures and summary of the comparison."""
     seeds = range(config.num_seeds)
-    parts = 3 + 2 * config.num_seeds + 1
-    with run.console.task("comparison", parts):
+    with run.console.task("comparison", 5 + config.num_seeds):
         rows = matrix_part(config, run.child("matrix-games"), run)
         proxy = proxy_part(config, run.child("human-proxy"), run)
         # Without a bonus the members of a population never see each other: each is one seed of self-play.
         alone = replace(config, method="sp", population=replace(config.population, size=config.num_seeds, alpha=0.0))
-        selfish = train_population(alone, run.child("sp"))
-        methods: dict[str, list[Policy]] = {"SP": [selfish.policy(config, seed) for seed in seeds], "MEP": []}
         together = replace(config, method="mep")
-        for seed in seeds:
-            population = train_population(together, run.child(f"mep-population-seed{seed}"))
-            methods["MEP"].append(train_response(together, run.child(f"mep-response-seed{seed}"), population.pool()))
+        with open_workers(config) as workers:
+            selfish = train_population(alone, run.child("sp"), workers)
+            groups = [train_population(together, run.child(f"mep-population-seed{seed}"), workers) for seed in seeds]
+            responses = train_responses(together, run.child("mep-response"), [g.pool() for g in groups], workers)
+        methods = {"SP": [selfish.policy(config, seed) for seed in seeds], "MEP": responses}
         with run.console.task("games with each other and with the human proxy", 1):
             summary = judge(config, run, methods, proxy)
     matrix_tables(run, rows, summary)
@@ -127,8 +126,8 @@ def judge(
         columns=["method", *columns],
         rows=rows,
         note=f"Mean and 95 % interval over {number} training seeds, {config.games} games a seat, sampled actions. "
-        f"SP: {budget[0]:,.0f} environment steps. MEP: {budget[1]} members of {budget[0]:,.0f} each, then a best response "
-        f"of {budget[2]:,.0f}. The human proxy is cloned from the 2019 test games; its row is one proxy.",
+        f"SP: {budget[0]:,.0f} environment steps. MEP: {budget[1]} members of {budget[0]:,.0f} each, then a best "
+        f"response of {budget[2]:,.0f}. The human proxy is cloned from the 2019 test games; its row is one proxy.",
     )
     save_text(run.artifact("11-words"), title="In words", text=in_words(columns, number, proxy is not None))
     partner: tuple[str, Agent] = (HUMAN, proxy) if proxy else ("SP seed 0", agents["SP 0"])
@@ -143,7 +142,7 @@ def judge(
 def in_words(columns: Mapping[str, Mapping[str, float]], number: int, human: bool) -> str:
     """Says what the table shows, and what it does not."""
     if not human:
-        return "The human games are not on this machine, so no agent met a stand-in for a human: sextet data human --download"
+        return "The human games are not here, so no agent met a stand-in for a human: sextet data human --download"
     scores = columns["with human, both seats"]
     sp, mep = ([scores[f"{method} {index}"] for index in range(number)] for method in ("SP", "MEP"))
     gain = sum(mep) / number - sum(sp) / number
@@ -175,8 +174,8 @@ def matrix_tables(run: Run, rows: Sequence[matrix_game.Row], summary: dict[str, 
         "population (8 levers; 5 blocks). The games and their settings are ours: the paper's pay-offs are not public."
     )
     columns = ["game", "method", "alpha", *(name.replace("_", " ") for name in wanted)]
-    save_table(run.artifact("20-matrix-games"), title="Matrix games: does the population find many conventions?",
-               columns=columns, rows=cells, note=note)  # fmt: skip
+    title = "Matrix games: does the population find many conventions?"
+    save_table(run.artifact("20-matrix-games"), title=title, columns=columns, rows=cells, note=note)
     repeated = [row for row in rows if row.beta is not None]
     cells = [
         [
@@ -189,16 +188,18 @@ def matrix_tables(run: Run, rows: Sequence[matrix_game.Row], summary: dict[str, 
         for row in repeated
     ]
     note = "Ten rounds with each of 8 pure conventions; 1 is perfect from the first round. beta 0: uniform partners."
-    save_table(run.artifact("21-repeated"), title="Repeated game: meeting a convention never seen",
-               columns=["method", "alpha", "beta", "mean return", "worst convention"], rows=cells, note=note)  # fmt: skip
+    columns = ["method", "alpha", "beta", "mean return", "worst convention"]
+    title = "Repeated game: meeting a convention never seen"
+    save_table(run.artifact("21-repeated"), title=title, columns=columns, rows=cells, note=note)
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     for place, (key, title) in enumerate((("conventions", "conventions found"), ("self_play", "self-play return"))):
         axes = figure.add_subplot(1, 2, place + 1)
         for game in dict.fromkeys(row.game for row in one_shot):
             points = [(row.alpha, bootstrap_interval(row.values[key])) for row in one_shot if row.game == game]
             means = [cell.mean for _, cell in points]
-            low, high = zip(*((cell.low or cell.mean, cell.high or cell.mean) for _, cell in points), strict=True)
             axes.plot(range(len(points)), means, marker="o", label=game.replace("_", " "))
+            low = [cell.mean if cell.low is None else cell.low for _, cell in points]
+            high = [cell.mean if cell.high is None else cell.high for _, cell in points]
             axes.fill_between(range(len(points)), low, high, alpha=0.2)
         axes.set_xticks(range(len(points)), [f"{alpha:g}" for alpha, _ in points])
         axes.set(xlabel="alpha (0: SP)", title=title, ylim=(0, None))

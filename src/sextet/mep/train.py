@@ -7,6 +7,7 @@ order. Stage 2 trains one policy with early, middle and final versions of the me
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,10 +66,15 @@ class Population:
         return policy
 
 
-def train_population(config: Config, run: Run) -> Population:
+def train_population(config: Config, run: Run, workers: Workers | None = None) -> Population:
     """Stage 1. With method "sp" or alpha 0 the members are independent self-play runs.
 
     A run that is finished is read back. Source: MEP paper, stage 1; the released code for the order of things.
+
+    Args:
+        config: Settings.
+        run: Where the members, their checkpoints and metrics are kept.
+        workers: Open workers of `open_workers` to use; by default workers of its own.
     """
     options = config.population
     iterations = -(-int(options.steps) // (config.steps_per_update * options.updates_per_iteration))
@@ -76,21 +82,38 @@ def train_population(config: Config, run: Run) -> Population:
         return _read(run, options.size)
     members = Members(config, run, iterations)
     run.track(members=members)
-    with Workers.open(config.workers, MemberWorker, config, threads=config.threads) as workers:
+    with contextlib.nullcontext(workers) if workers else open_workers(config) as crew:
         for step in run.steps(iterations):
-            workers.publish({"members": members.states})
-            for index in range(options.size):
-                workers.submit("update", index, run.key("update", step, index), key=f"{step}/{index}")
-            results = [result.value for result in workers.gather()]
-            results.sort(key=lambda result: result[0])
-            members.advance([state for _, state, _ in results], [parts["return"] for *_, parts in results])
-            for index, _, parts in results:
-                run.log({f"member{index}/{name}": value for name, value in parts.items()})
+            keys = [run.key("update", step, index) for index in range(options.size)]
+            results = update_all(crew, "member", config, {"members": members.states}, keys)
+            members.advance([state for state, _ in results], [parts["return"] for _, parts in results])
+            log_all(run, "member", [parts for _, parts in results])
     chosen = members.choose()
     returns = members.returns[-1]
     named = {f"{s}/{m}/{name}": w for s in STAGES for m, ws in enumerate(chosen[s]) for name, w in ws.items()}
     run.finish({"returns": returns}, named)
     return Population(weights=chosen, returns=returns)
+
+
+def open_workers(config: Config) -> Workers:
+    """Opens the workers that both stages use: each has games of its own."""
+    return Workers.open(config.workers, Updater, config, threads=config.threads)
+
+
+def update_all(
+    workers: Workers, method: str, config: Config, shared: dict[str, Any], keys: Sequence[int]
+) -> list[tuple[dict[str, Any], dict[str, float]]]:
+    """Publishes what is shared and makes one update for each key; returns (next state, what to log) in their order."""
+    workers.publish({"config": config, **shared})
+    for index, key in enumerate(keys):
+        workers.submit(method, index, key, key=f"{index:06}")
+    return [result.value for result in workers.gather()]
+
+
+def log_all(run: Run, kind: str, rows: Sequence[dict[str, float]]) -> None:
+    """Logs the mean of every number over the rows, and the return of each."""
+    run.log({f"train/{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]})
+    run.log({f"returns/{kind}{index}": row["return"] for index, row in enumerate(rows)})
 
 
 def _read(run: Run, size: int) -> Population:
@@ -156,20 +179,23 @@ class Members:
         self.states, self.returns, self.snapshots = state["states"], state["returns"], state["snapshots"]
 
 
-class MemberWorker:
-    """What runs in a worker: the games, and the members as last published."""
+class Updater:
+    """What runs in a worker: games of its own, and the settings and states as last published."""
 
     def __init__(self, config: Config) -> None:
-        self.config = config
         self.env = Overcooked(config.layout, config.ppo.num_envs, horizon=config.ppo.horizon)
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Takes the members' states."""
-        self.members = weights["members"]
+        """Takes settings and states."""
+        self.shared, self.config = weights, weights["config"]
 
-    def update(self, index: int, key: int) -> tuple[int, dict[str, Any], dict[str, float]]:
-        """Returns the member's index, its next state and what to log."""
-        return index, *update_member(self.config, self.env, self.members, index, key)
+    def member(self, index: int, key: int) -> tuple[dict[str, Any], dict[str, float]]:
+        """One iteration of a member of the population."""
+        return update_member(self.config, self.env, self.shared["members"], index, key)
+
+    def response(self, index: int, key: int) -> tuple[dict[str, Any], dict[str, float]]:
+        """One iteration of a best response."""
+        return update_response(self.config, self.env, self.shared["states"][index], self.shared["pools"][index], key)
 
 
 def update_member(
@@ -221,58 +247,103 @@ def population_bonus(
     return bonus.view(rollout.actions.shape), {"population_entropy": entropy}
 
 
-class PartnerReturns:
-    """Return with each of K partners: entry k with the learner in seat 0, K + k in seat 1."""
+class Responses:
+    """Best responses in training: learner, iterations done, and its return with each of K partners.
 
-    def __init__(self, num_partners: int) -> None:
-        self.values = torch.zeros(2 * num_partners, dtype=torch.float64)
+    Returns are (2K,) float64: entry k with the learner in seat 0, K + k in seat 1.
+    """
+
+    def __init__(self, config: Config, run: Run, pools: Sequence[Sequence[Weights]]) -> None:
+        self.states: list[dict[str, Any]] = []
+        for index, pool in enumerate(pools):
+            learner = Learner(config, Layout.load(config.layout), run.rng("init", index).torch)
+            returns = torch.zeros(2 * (len(pool) + config.response.self_in_pool), dtype=torch.float64)
+            self.states.append({"learner": learner.state_dict(), "iterations": 0, "returns": returns})
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the values."""
-        return {"values": self.values}
+        """Returns the states."""
+        return {"states": self.states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts them back."""
-        self.values = state["values"]
+        self.states = state["states"]
 
 
 def train_response(config: Config, run: Run, pool: Sequence[Weights]) -> Policy:
-    """Stage 2: the best response to a frozen pool, partners drawn by rank(1 / return)^beta.
+    """Stage 2 for one population; see `train_responses`."""
+    return train_responses(config, run, [pool])[0]
+
+
+def train_responses(
+    config: Config, run: Run, pools: Sequence[Sequence[Weights]], workers: Workers | None = None
+) -> list[Policy]:
+    """Stage 2: a best response to each frozen pool, partners drawn by rank(1 / return)^beta.
 
     A run that is finished is read back. Source: MEP paper, stage 2; see the settings for what the released code did.
+
+    Args:
+        config: Settings.
+        run: Where the learners, their checkpoints and metrics are kept.
+        pools: The partners of each response, all of one size.
+        workers: Open workers of `open_workers` to use; by default workers of its own.
     """
-    options, ppo = config.response, config.ppo
-    if run.finished:
-        return Policy.load(run.directory / "final")
-    learner = Learner(config, Layout.load(config.layout), run.rng("init").torch)
-    num_partners = len(pool) + options.self_in_pool
-    returns = PartnerReturns(num_partners)
-    run.track(learner=learner, partners=returns)
-    env = Overcooked(config.layout, ppo.num_envs, horizon=ppo.horizon)
-    chunk = config.population.updates_per_iteration if options.partner_per == "chunk" else 1
-    for step in run.steps(-(-int(options.steps) // (config.steps_per_update * chunk))):
-        partners = stack([learner.policy.state_dict(), *pool] if options.self_in_pool else pool)
-        if step % options.evaluate_every == 0:
-            returns.values = partner_returns(config, learner.policy, partners, run.rng("evaluate", step).numpy)
-        chances = rank_probabilities(returns.values.numpy(), options.beta)
-        draws = ppo.num_envs if options.partner_per == "episode" else 1
-        drawn = run.rng("partner", step).numpy.choice(len(chances), size=draws, p=chances)
-        drawn = np.broadcast_to(drawn, ppo.num_envs)
-        partner, seats = torch.from_numpy(drawn % num_partners), drawn // num_partners
-        chosen = {name: tensor[partner] for name, tensor in partners.items()}
-        for turn in range(chunk):
-            noise = run.rng("rollout", step, turn).torch
-            rollout = collect(env, learner.policy, noise, partners=chosen, seats=seats)
-            context = f"best response, {learner.env_steps} environment steps"
-            parts = learner.update(rollout, torch.zeros(()), run.rng("update", step, turn).torch, context=context)
-            run.log({f"response/{name}": value for name, value in parts.items()})
-            if options.difficulty == "running_mean":
-                for pair, score in zip(drawn, rollout.sparse.sum(0).tolist(), strict=True):
-                    returns.values[pair] += (1 - options.running_decay) * (score - returns.values[pair])
-        run.log({"response/mean_partner": returns.values.mean(), "response/worst_partner": returns.values.min()})
-    summary = {"partners": returns.values.view(2, -1).mean(0).tolist(), "self_in_pool": options.self_in_pool}
-    run.finish(summary, learner.policy.state_dict())
-    return learner.policy
+    responses = Responses(config, run, pools)
+    chunk = config.population.updates_per_iteration if config.response.partner_per == "chunk" else 1
+    if not run.finished:
+        run.track(responses=responses)
+        with contextlib.nullcontext(workers) if workers else open_workers(config) as crew:
+            for step in run.steps(-(-int(config.response.steps) // (config.steps_per_update * chunk))):
+                keys = [run.key("update", step, index) for index in range(len(pools))]
+                shared = {"states": responses.states, "pools": pools}
+                results = update_all(crew, "response", config, shared, keys)
+                responses.states = [state for state, _ in results]
+                log_all(run, "response", [parts for _, parts in results])
+        returns = [state["returns"].view(2, -1).mean(0).tolist() for state in responses.states]
+        weights = [state["learner"]["policy"] for state in responses.states]
+        named = {f"{index}/{name}": tensor for index, row in enumerate(weights) for name, tensor in row.items()}
+        run.finish({"partners": returns, "self_in_pool": config.response.self_in_pool}, named)
+    return [_response(config, run, index) for index in range(len(pools))]
+
+
+def _response(config: Config, run: Run, index: int) -> Policy:
+    tensors = load((run.directory / "final" / "model.safetensors").read_bytes())
+    policy = Policy(Layout.load(config.layout), config.encoding, config.net)
+    own = {path.partition("/")[2]: tensor for path, tensor in tensors.items() if path.startswith(f"{index}/")}
+    policy.load_state_dict(own)
+    return policy
+
+
+def update_response(
+    config: Config, env: Overcooked, state: dict[str, Any], pool: Sequence[Weights], key: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """One iteration of a best response: a function of its state, its pool and the key alone.
+
+    Returns:
+        The next state, and the means of what is logged.
+    """
+    options, num_envs = config.response, config.ppo.num_envs
+    learner = Learner(config, env.layout)
+    learner.load_state_dict(state["learner"])
+    partners = stack([learner.policy.state_dict(), *pool] if options.self_in_pool else pool)
+    returns: Tensor = state["returns"].clone()
+    if options.difficulty == "evaluation" or state["iterations"] % options.evaluate_every == 0:
+        returns = partner_returns(config, learner.policy, partners, numpy_rng(key, "evaluate"))
+    chances = rank_probabilities(returns.numpy(), options.beta)
+    draws = num_envs if options.partner_per == "episode" else 1
+    drawn = np.broadcast_to(numpy_rng(key, "partner").choice(len(chances), size=draws, p=chances), num_envs)
+    partner, seats = drawn % (len(returns) // 2), drawn // (len(returns) // 2)
+    chosen = {name: tensor[torch.from_numpy(partner)] for name, tensor in partners.items()}
+    rows = []
+    for turn in range(config.population.updates_per_iteration if options.partner_per == "chunk" else 1):
+        rollout = collect(env, learner.policy, torch_rng(key, "rollout", turn), partners=chosen, seats=seats)
+        context = f"best response, {learner.env_steps} environment steps"
+        rows.append(learner.update(rollout, torch.zeros(()), torch_rng(key, "update", turn), context=context))
+        if options.difficulty == "running_mean":
+            for pair, score in zip(drawn, rollout.sparse.sum(0).tolist(), strict=True):
+                returns[pair] += (1 - options.running_decay) * (score - returns[pair])
+    parts = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    parts |= {"mean_partner": float(returns.mean()), "worst_partner": float(returns.min())}
+    return {"learner": learner.state_dict(), "iterations": state["iterations"] + 1, "returns": returns}, parts
 
 
 def stack(policies: Sequence[Weights]) -> dict[str, Tensor]:
