@@ -1,0 +1,120 @@
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import sextet
+from sextet.cli import main
+from sextet.core.errors import Interrupted, UsageError
+from sextet.mep.evaluate import play
+from sextet.mep.human_data import human_data_path
+from sextet.mep.overcooked import Overcooked
+from sextet.mep.policy import PolicyAgent
+
+TINY = {
+    "method": "compare",
+    "num_seeds": 2,
+    "games": 3,
+    "matrix_seeds": 2,
+    "matrix_alphas": [0.0, 0.3],
+    "ppo": {"horizon": 400},
+    "population": {"steps": 1600.0},
+    "response": {"steps": 1600.0},
+}
+
+
+@pytest.fixture
+def no_human_data(monkeypatch, tmp_path):
+    monkeypatch.setenv("SEXTET_HUMAN_DATA", str(tmp_path / "absent.npz"))
+
+
+def test_comparison_without_human_games_says_so_and_finishes(tmp_path, no_human_data, capsys):
+    run = sextet.train("mep", "smoke", directory=str(tmp_path / "run"), **TINY)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["summary"]
+    assert summary["SP self-play"]["n"] == summary["MEP self-play"]["n"] == 2
+    assert summary["SP conventions of 8 levers"]["mean"] < summary["MEP conventions of 8 levers"]["mean"]
+    assert not any("human" in name for name in summary)
+    assert "sextet data human --download" in capsys.readouterr().err
+    words = json.loads((tmp_path / "run" / "artifacts" / "11-words.json").read_text())["text"]
+    assert "no agent met a stand-in" in words
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "data:image/svg+xml" in page and "Everyone with everyone" in page
+
+    policy = sextet.load(run)
+    agent = PolicyAgent(policy)
+    returns = play(Overcooked(policy.layout, 2), (agent, agent), episodes=2, rng=np.random.default_rng(0))
+    assert returns.shape == (2,)
+
+
+@pytest.mark.skipif(not human_data_path().is_file(), reason="no human games: sextet data human --download")
+def test_comparison_with_human_games_fills_the_table_and_resumes(tmp_path, monkeypatch):
+    from sextet.mep import compare
+
+    original = compare.train_proxy
+
+    def short(layout, data, *, seed, progress):
+        return original(layout, data, seed=seed, epochs=1, progress=progress)
+
+    monkeypatch.setattr(compare, "train_proxy", short)
+    calls = []
+
+    def stop_once(name):
+        function = getattr(compare, name)
+
+        def wrapped(*arguments, **options):
+            calls.append(name)
+            if len(calls) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(compare, name, wrapped)
+
+    stop_once("train_population")
+    with pytest.raises(Interrupted, match="sextet resume"):
+        sextet.train("mep", "smoke", directory=str(tmp_path / "run"), **TINY)
+    assert (tmp_path / "run" / "parts" / "human-proxy" / "summary.json").exists()
+    monkeypatch.setattr(compare, "train_proxy", None)  # finished parts are not repeated
+    assert main(["resume", str(tmp_path / "run"), "--quiet"]) == 0
+    table = json.loads((tmp_path / "run" / "artifacts" / "10-kitchen.json").read_text())
+    assert table["columns"][-1] == "with human, both seats"
+    assert [row[0] for row in table["rows"]] == ["SP", "MEP", "human proxy"]
+    words = json.loads((tmp_path / "run" / "artifacts" / "11-words.json").read_text())["text"]
+    assert "Welch's test gives p =" in words
+
+
+def test_train_eval_report_compare_and_load_from_the_command_line(tmp_path, no_human_data, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed in ("0", "1"):
+        command = ["train", "mep", "--preset", "smoke", "--quiet", "--json", "--seed", seed, "--games", "2"]
+        assert main(command) == 0
+    outcome = json.loads(capsys.readouterr().out.split("}\n{")[-1].join(["{", ""]))
+    assert outcome["run"] == "runs/mep/smoke-2" and (tmp_path / outcome["report"]).exists()
+    assert main(["train", "mep", "--preset", "smoke", "--name", "smoke", "--quiet"]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert main(["eval", "runs/mep/smoke", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["self_play"]["n"] == 2 and "sextet data human" in result["with_human_proxy"]
+    assert main(["report", "runs/mep/smoke"]) == 0
+    assert main(["compare", "runs/mep/smoke", "runs/mep/smoke-2", "--out", "both.html", "--json"]) == 0
+    assert (tmp_path / "both.html").stat().st_size > 10_000
+    with pytest.raises(UsageError, match="holds no run"):
+        sextet.load(str(tmp_path / "nothing"))
+
+
+def test_an_unfinished_run_cannot_be_loaded(tmp_path, monkeypatch):
+    from sextet.core.run import Run
+
+    logged = []
+
+    def stop(run, *_, **__):
+        logged.append(run)
+        if len(logged) == 1:  # a second signal would end the process at once
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Run, "log", stop)
+    with pytest.raises(Interrupted):
+        sextet.train("mep", "smoke", directory=str(tmp_path / "run"))
+    with pytest.raises(UsageError, match=f"sextet resume {tmp_path / 'run'}"):
+        sextet.load(str(tmp_path / "run"))
