@@ -24,9 +24,7 @@ def test_games() -> None:
 
 def test_update_is_the_gradient_of_the_bonus_objective() -> None:
     game = lever_graded(4)
-    history = train_population(
-        game, (0.3,), num_seeds=2, size=3, iterations=1, learning_rate=0.1, keep_every=1
-    )
+    history = train_population(game, (0.3,), num_seeds=2, size=3, iterations=1, learning_rate=0.1, keep_every=1)
     start, after = history[0, 0], history[1, 0]
     logits = start.clone().requires_grad_()
     probs = logits.log_softmax(-1).exp()
@@ -37,10 +35,7 @@ def test_update_is_the_gradient_of_the_bonus_objective() -> None:
 
 
 def test_result_depends_on_the_seed_alone() -> None:
-    runs = [
-        train_population(lever_equal(4), (0.0, 0.5), num_seeds=2, iterations=20, seed=seed)
-        for seed in (3, 3, 4)
-    ]
+    runs = [train_population(lever_equal(4), (0.0, 0.5), num_seeds=2, iterations=20, seed=seed) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     alone = train_population(lever_equal(4), (0.5,), num_seeds=2, iterations=20, seed=3)
     torch.testing.assert_close(alone[:, 0], runs[0][:, 1])
@@ -57,18 +52,14 @@ def test_best_response_imitates_a_full_pool_and_ignores_absent_conventions() -> 
 def test_priority_favours_the_hard_partner() -> None:
     """Two partners that cannot both be met in the first round: beta leans to the worse-paid one."""
     pool = torch.eye(8).double()[[0, 7]].expand(1, 1, 2, 8)
-    uniform, hard = (
-        best_response(lever_graded(), pool, beta=beta, rounds=1, iterations=200) for beta in (0.0, 5.0)
-    )
+    uniform, hard = (best_response(lever_graded(), pool, beta=beta, rounds=1, iterations=200) for beta in (0.0, 5.0))
     assert hard[0, 0, 7] > uniform[0, 0, 7]
 
 
 def test_mep_finds_more_conventions_than_self_play() -> None:
     """Acceptance at full size: 20 seeds, 8 members; about 5 s on one core."""
     rows = matrix_game.run_matrix_games(alphas=(0.0, 0.3, 0.5))
-    graded = {
-        alpha: find(rows, game="lever_graded", alpha=alpha).values["conventions"] for alpha in (0.0, 0.3)
-    }
+    graded = {alpha: find(rows, game="lever_graded", alpha=alpha).values["conventions"] for alpha in (0.0, 0.3)}
     assert np.mean(graded[0.3]) >= 7.0 and np.mean(graded[0.0]) <= 3.5
     assert ttest_ind(graded[0.3], graded[0.0], equal_var=False).pvalue < 1e-6
     equal = find(rows, game="lever_equal", alpha=0.5)
