@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sextet", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="sextet", description="Trains, evaluates and compares.")
     parser.add_argument("--version", action="version", version=f"sextet {__version__}")
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 

@@ -10,7 +10,9 @@ from typing import Any
 from sextet.core.config import RunConfig, from_dict, override, preset, to_dict
 from sextet.core.errors import DataError, SextetError, UsageError
 from sextet.core.files import read_json
+from sextet.core.followers import check_tracker
 from sextet.core.run import Run
+from sextet.core.workers import parse_spec
 from sextet.registry import Recipe, find
 
 RUNS = Path("runs")
@@ -62,6 +64,7 @@ def launch(
     recipe = find(recipe_name)
     base: RunConfig = preset(recipe.module("config").PRESETS, preset_name)
     config = fields if isinstance(fields, RunConfig) else override(base, fields, source="fields")
+    prepare(recipe, config)
     if directory is None:
         where = Path(parent) if parent is not None else RUNS / recipe_name
         stem = config.name or preset_name
@@ -88,8 +91,21 @@ def resume_run(directory: Path | str, fields: Mapping[str, Any], *, force: bool 
     """
     recipe, before = recorded(directory)
     config = override(before, fields, source="fields")
+    prepare(recipe, config)
     run = Run.open(config, recipe=recipe.name, directory=directory, resume=True, force=force, quiet=quiet)
     return work(recipe, config, run)
+
+
+def prepare(recipe: Recipe, config: RunConfig) -> None:
+    """Finds what would stop the run before anything is written: workers, tracker, and what the recipe needs.
+
+    Raises:
+        SextetError: Naming the field or file, with the command that helps.
+    """
+    parse_spec(config.workers)
+    if config.track:
+        check_tracker(config.track)
+    recipe.module("train").check(config)
 
 
 def work(recipe: Recipe, config: RunConfig, run: Run) -> Run:

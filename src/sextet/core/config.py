@@ -94,6 +94,8 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any], *, source: str = "c
 
     try:
         return TypeAdapter(cls).validate_json(json.dumps(values), strict=True, extra="forbid")
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from error
     except ValidationError as error:
         names = flatten(dataclasses.asdict(cls()))
         lines = []
@@ -102,9 +104,7 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any], *, source: str = "c
             if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
                 lines.append(unknown("field", field, names).split("; allowed")[0])
             else:
-                given = json.dumps(item.get("input"), default=str)
-                cause = item.get("ctx", {}).get("error")
-                lines.append(str(cause) if cause else f"{field} = {given}: {item['msg']}")
+                lines.append(f"{field} = {json.dumps(item.get('input'), default=str)}: {item['msg']}")
         raise UsageError(f"{source}: " + "; ".join(lines)) from error
 
 

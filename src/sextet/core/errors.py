@@ -12,13 +12,13 @@ class SextetError(Exception):
     exit_code = 1
 
 
-class UsageError(SextetError, ValueError):
+class UsageError(SextetError):
     """A wrong option, field, argument or combination of them (exit code 2)."""
 
     exit_code = 2
 
 
-class DataError(SextetError, ValueError):
+class DataError(SextetError):
     """A file, data set, checkpoint or disk that cannot be used (exit code 3)."""
 
     exit_code = 3

@@ -9,15 +9,15 @@ never shares memory with a worker. Not thread-safe: one thread opens, submits an
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import math
 import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from sextet.core.errors import SextetError, UsageError, nearest
-from sextet.core.workers_host import Event, Host, Job, dumps, loads
+from sextet.core.errors import SextetError, UsageError, missing_extra, nearest
+from sextet.core.workers_host import Event, Job, dumps, loads
 
 BOOT_SECONDS = 300.0
 """Longest time a factory may take before its worker counts as hanging."""
@@ -87,6 +87,20 @@ class _Slot:
     losses: int = 0
 
 
+def parse_spec(spec: str) -> tuple[str, int, str | None]:
+    """Returns (backend, number of workers or 0 for its default, address of a Ray cluster or None).
+
+    Raises UsageError for what is no backend, or when Ray is not installed.
+    """
+    form = re.fullmatch(r"(inline|process|ray)(?::([1-9]\d*))?(?:@(\S+))?", spec)
+    if form is None or (form[3] and form[1] != "ray"):
+        hint = nearest(re.split("[:@]", spec)[0], ("inline", "process", "ray"))
+        raise UsageError(f'workers "{spec}" is not inline[:N], process[:N] or ray[:N][@ADDRESS]{hint}')
+    if form[1] == "ray" and importlib.util.find_spec("ray") is None:
+        raise missing_extra("ray", "ray", f'workers "{spec}"')
+    return form[1], int(form[2] or 0), form[3]
+
+
 class Workers:
     """N workers behind one queue; make them with :meth:`open`. Source: our design.
 
@@ -154,25 +168,20 @@ class Workers:
             UsageError: wrong spec, option or factory, or Ray is not installed.
             WorkerError: the factory raised (inline; the other backends raise it at gather).
         """
-        form = re.fullmatch(r"(inline|process|ray)(?::([1-9]\d*))?(?:@(\S+))?", spec)
-        if form is None or (form[3] and form[1] != "ray"):
-            hint = nearest(re.split("[:@]", spec)[0], ("inline", "process", "ray"))
-            raise UsageError(f'workers "{spec}" is not inline[:N], process[:N] or ray[:N][@ADDRESS]{hint}')
+        backend, num, address = parse_spec(spec)
         limits = {"max_in_flight": max_in_flight, "timeout_seconds": timeout_seconds, "threads": threads}
         limits |= {"max_retries": max_retries, "max_staleness": max_staleness}
         for name, value in limits.items():
             least = 0 if name in ("max_retries", "max_staleness") else 1e-9
             if value is not None and value < least:
                 raise UsageError(f"{name}={value} is too small")
-        if durations and form[1] != "inline":
+        if durations and backend != "inline":
             raise UsageError(f'durations are for workers "inline", not "{spec}"')
-        if form[1] != "inline" and factory.__module__ == "__main__":
+        if backend != "inline" and factory.__module__ == "__main__":
             raise UsageError(f'workers "{spec}" cannot import a factory from a script: move it into a module')
-        num, boot = int(form[2] or 0), dumps((factory, config), "the factory, a top-level function, or its config")
-        if form[1] == "inline":
-            return InlineWorkers(num or 1, boot, limits, durations)
-        module = importlib.import_module(f"sextet.core.workers_{form[1]}")
-        workers: Workers = module.start(num, boot, limits, form[3])
+        boot = dumps((factory, config), "the factory, a top-level function, or its config")
+        module = importlib.import_module(f"sextet.core.workers_{backend}")
+        workers: Workers = module.start(num, boot, {**limits, "durations": durations}, address)
         return workers
 
     @property
@@ -337,63 +346,3 @@ class Workers:
                 self._pending.append(self._jobs[key])
                 self.stats["stale"] += 1
                 self.stats["resubmitted"] += 1
-
-
-class InlineWorkers(Workers):
-    """Workers in this process. Tickets run inside gather, one at a time, so that every run is the same.
-
-    With ``durations`` they simulate N parallel ones: a ticket starts at submit if one is idle, with the weights
-    of that moment; gather returns the tickets that end first and moves the virtual clock, on which all timeouts
-    are. Without, tickets start at gather in the order of their keys and take no virtual time.
-    """
-
-    def __init__(self, num: int, boot: bytes, limits: Mapping[str, Any], durations: Durations) -> None:
-        self._eager, self._durations, self._time = durations is not None, durations, 0.0
-        self._hosts: dict[int, Host] = {}
-        self._running: dict[int, tuple[float, Job, Any]] = {}
-        super().__init__(num, boot, limits)
-
-    @property
-    def now(self) -> float:
-        """Virtual seconds since the start."""
-        return self._time
-
-    def _start(self, worker: int) -> None:
-        self._hosts[worker] = Host()
-        kind, _, failure = self._hosts[worker].boot(self._boot)
-        if kind == "failed":
-            raise WorkerError("", worker, failure)
-        self._slots[worker].ready = True
-
-    def _store(self, weights: bytes) -> bytes:
-        return weights
-
-    def _dispatch(self) -> None:
-        self._pending.sort(key=lambda job: job.key)
-        super()._dispatch()
-
-    def _send(self, worker: int, job: Job, weights: Any) -> None:
-        seconds = self._durations(job.key, job.method) if self._durations else 0.0
-        self._running[worker] = (self._time + seconds, job, weights)
-
-    def _wait(self, until: float) -> list[Event]:
-        ends = [(end, job.key, worker) for worker, (end, job, _) in self._running.items()]
-        if not ends or min(ends)[0] > until or (self._eager and until <= self._time):
-            self._time = max(self._time, until if until < math.inf else 0.0)
-            return []
-        self._time, _, worker = min(ends)
-        _, job, weights = self._running[worker]
-        kind, seconds, payload = self._hosts[worker].run(job.call, weights)
-        del self._running[worker]
-        return [(worker, kind, self._time - self._slots[worker].since if self._eager else seconds, payload)]
-
-    def _kill(self, worker: int, hung: bool) -> str:
-        del self._running[worker], self._hosts[worker]
-        return "on the virtual clock"
-
-    def _alive(self, worker: int) -> bool:
-        return worker in self._hosts
-
-    def _end(self) -> None:
-        self._hosts.clear()
-        self._running.clear()

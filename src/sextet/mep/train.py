@@ -32,6 +32,11 @@ STAGES = ("init", "mid", "final")
 CHUNK = 4096  # rows evaluated at once, so that a layer's output stays in the cache
 
 
+def check(config: Config) -> None:
+    """Raises the error that would stop the training later: a kitchen that cannot be loaded."""
+    Layout.load(config.layout)
+
+
 def train(config: Config, run: Run) -> None:
     """Trains the population and, for method "mep", the best response, whose weights become the run's."""
     torch.set_num_threads(config.threads)
