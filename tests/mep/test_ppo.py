@@ -132,8 +132,8 @@ def test_losses_by_hand() -> None:
     outputs[:, 6] = torch.tensor([1.0, 0.1])
     old = torch.tensor([np.log(1 / 6 / 1.5), np.log(1 / 6)], dtype=torch.float32)
     actions, old_value, advantage = torch.tensor([0, 3]), torch.tensor([0.0, 0.0]), torch.tensor([3.0, 1.0])
-    config = PPOConfig(clip=0.2, entropy_coef=0.1, value_coef=0.5)
-    loss, parts = losses(outputs, actions, old, old_value, advantage, config=config)
+    config = PPOConfig(clip=0.2, value_coef=0.5)
+    loss, parts = losses(outputs, actions, old, old_value, advantage, config=config, entropy_coef=0.1)
     policy_loss = -(1 * 1.2 + -1 * 1.0) / 2  # normalised advantages are +1 and -1
     value_loss = 0.5 * (max((1 - 3) ** 2, (0.2 - 3) ** 2) + (0.1 - 1) ** 2) / 2
     assert parts["policy_loss"].item() == pytest.approx(policy_loss, rel=1e-5)
@@ -188,7 +188,9 @@ def trained(config: Config, updates: int, bonus: float = 0.0) -> tuple[Learner, 
     env, parts = Overcooked(ROOM, config.ppo.num_envs, horizon=config.ppo.horizon), {}
     for step in range(updates):
         rollout = collect(env, learner.policy, torch_rng(0, "rollout", step))
-        parts = learner.update(rollout, torch.tensor(bonus), torch_rng(0, "update", step), context="test")
+        parts = learner.update(
+            rollout, torch.tensor(bonus), torch_rng(0, "update", step), total_steps=1e6, context="test"
+        )
     return learner, parts
 
 
@@ -198,7 +200,7 @@ def test_update_is_repeatable_and_continues_from_its_state() -> None:
     again = Learner(smoke(), ROOM)
     again.load_state_dict(first.state_dict())
     rollout = collect(Overcooked(ROOM, 4, horizon=40), again.policy, torch_rng(0, "rollout", 2))
-    again.update(rollout, torch.zeros(()), torch_rng(0, "update", 2), context="test")
+    again.update(rollout, torch.zeros(()), torch_rng(0, "update", 2), total_steps=1e6, context="test")
     assert again.env_steps == whole.env_steps == 480
     for a, b in zip(again.policy.parameters(), whole.policy.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -209,7 +211,8 @@ def test_nothing_is_applied_when_a_loss_is_not_finite() -> None:
     before = [weight.clone() for weight in learner.policy.parameters()]
     rollout = collect(Overcooked(ROOM, 4, horizon=40), learner.policy, torch_rng(0, "rollout", 1))
     with pytest.raises(DivergenceError, match=r"member 2, 160 steps: loss is not finite"):
-        learner.update(rollout, torch.tensor(torch.nan), torch_rng(0, "update"), context="member 2, 160 steps")
+        nan, rng = torch.tensor(torch.nan), torch_rng(0, "update")
+        learner.update(rollout, nan, rng, total_steps=1e6, context="member 2, 160 steps")
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
 
 
@@ -241,3 +244,24 @@ def test_play_is_deterministic_given_the_generator() -> None:
         play(Overcooked(ROOM, 4, horizon=30), (agent, agent), episodes=4, rng=numpy_rng(5, "evaluate")) for _ in "ab"
     ]
     assert np.array_equal(*scores)
+
+
+def test_step_size_and_entropy_weight_fall_to_their_final_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sextet.mep import ppo
+
+    seen = []
+
+    def spy(*args, entropy_coef, **kwargs):
+        seen.append(entropy_coef)
+        return losses(*args, entropy_coef=entropy_coef, **kwargs)
+
+    monkeypatch.setattr(ppo, "losses", spy)
+    config = smoke()
+    config = replace(config, ppo=replace(config.ppo, entropy_coef=0.3, entropy_coef_final=0.1, minibatches=1))
+    learner, rates = Learner(config, ROOM), []
+    for step in range(3):
+        rollout = collect(Overcooked(ROOM, 4, horizon=40), learner.policy, torch_rng(0, "rollout", step))
+        learner.update(rollout, torch.zeros(()), torch_rng(0, "update", step), total_steps=320, context="test")
+        rates.append(learner.optimiser.param_groups[0]["lr"])
+    np.testing.assert_allclose(seen, [0.3, 0.2, 0.1])
+    np.testing.assert_allclose(rates, [2e-3, 1.1e-3, 2e-4])

@@ -23,7 +23,9 @@ class PPOConfig:
     minibatches: int = 16
     """Optimiser steps per pass (paper: 10)."""
     learning_rate: float = 2e-3
-    """Adam step size (paper: 8e-4)."""
+    """Adam step size at the start (paper: 8e-4)."""
+    learning_rate_final: float = 2e-4
+    """Adam step size at the end of the stage, reached linearly (paper: 8e-4)."""
     adam_eps: float = 1e-5
     """Adam epsilon (paper: 1e-5)."""
     clip: float = 0.2
@@ -32,8 +34,10 @@ class PPOConfig:
     """Discount per step (paper: 0.99)."""
     gae_lambda: float = 0.95
     """Decay of the advantage estimate (paper: 0.98)."""
-    entropy_coef: float = 0.01
-    """Weight of the policy's own entropy in the loss, not to be confused with alpha (paper: 0.5; 2019 SP: 0.1)."""
+    entropy_coef: float = 0.02
+    """Weight of the policy's own entropy in the loss at the start; not alpha (paper: 0.5; 2019 SP: 0.1)."""
+    entropy_coef_final: float = 0.002
+    """The same at the end of the stage, reached linearly (paper: 0.5)."""
     value_coef: float = 0.5
     """Weight of the value loss (paper: 0.5)."""
     max_grad_norm: float = 0.5
@@ -165,8 +169,9 @@ def paper() -> Config:
         encoding="planes20_legacy",
         net="conv",
         ppo=PPOConfig(
-            num_envs=30, epochs=5, minibatches=10, learning_rate=8e-4, clip=0.05, gae_lambda=0.98,
-            entropy_coef=0.5, max_grad_norm=0.1, reward_scale=1.0, shaping_steps=5e6, team_shaping=True,
+            num_envs=30, epochs=5, minibatches=10, learning_rate=8e-4, learning_rate_final=8e-4, clip=0.05,
+            gae_lambda=0.98, entropy_coef=0.5, entropy_coef_final=0.5, max_grad_norm=0.1, reward_scale=1.0,
+            shaping_steps=5e6, team_shaping=True,
         ),
         population=PopulationConfig(
             steps=1.1e7, updates_per_iteration=3, both_seats=False, mid_checkpoint="by_iteration"

@@ -106,7 +106,14 @@ def advantages(rewards: Tensor, values: Tensor, *, gamma: float, decay: float) -
 
 
 def losses(
-    outputs: Tensor, actions: Tensor, old_log_prob: Tensor, old_value: Tensor, advantage: Tensor, *, config: PPOConfig
+    outputs: Tensor,
+    actions: Tensor,
+    old_log_prob: Tensor,
+    old_value: Tensor,
+    advantage: Tensor,
+    *,
+    config: PPOConfig,
+    entropy_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped policy and value losses with an entropy term, on B samples.
 
@@ -119,7 +126,8 @@ def losses(
         old_log_prob: (B,) of the actions when played.
         old_value: (B,).
         advantage: (B,), not normalised.
-        config: Coefficients and clip range.
+        config: Clip range and weight of the value loss.
+        entropy_coef: Weight of the entropy.
 
     Returns:
         The loss and the parts to log.
@@ -133,7 +141,7 @@ def losses(
     near = old_value + (value - old_value).clamp(-config.clip, config.clip)
     value_loss = 0.5 * torch.maximum((value - target).square(), (near - target).square()).mean()
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-    loss = policy_loss - config.entropy_coef * entropy + config.value_coef * value_loss
+    loss = policy_loss - entropy_coef * entropy + config.value_coef * value_loss
     moved = (ratio.detach() != clipped.detach()).float().mean()
     parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "clip_frac": moved}
     return loss, {name: part.detach() for name, part in parts.items()}
@@ -161,15 +169,20 @@ class Learner:
         self.env_steps = state["env_steps"]
 
     def update(
-        self, rollout: Rollout, bonus: Tensor | float, generator: torch.Generator, *, context: str
+        self, rollout: Rollout, bonus: Tensor, generator: torch.Generator, *, total_steps: float, context: str
     ) -> dict[str, float]:
         """Improves the policy on one rollout; `bonus` (T, L) is added to the rewards in their raw unit.
+
+        Step size and entropy coefficient reach their final values after `total_steps` environment steps.
 
         Raises:
             DivergenceError: A loss or gradient is not finite, found before the optimiser applied it.
         """
         config = self.config
-        shaping = max(0.0, 1 - self.env_steps / config.shaping_steps)
+        shaping, left = (max(0.0, 1 - self.env_steps / steps) for steps in (config.shaping_steps, total_steps))
+        entropy_coef = left * config.entropy_coef + (1 - left) * config.entropy_coef_final
+        rate = left * config.learning_rate + (1 - left) * config.learning_rate_final
+        self.optimiser.param_groups[0]["lr"] = rate
         rewards = config.reward_scale * (shape_rewards(rollout, shaping, team=config.team_shaping) + bonus)
         values = rollout.values.clone()
         values[-1] *= config.proper_time_limits
@@ -184,7 +197,7 @@ class Learner:
             for batch in order.chunk(config.minibatches):
                 outputs = self.policy(inputs.index_select(0, batch))
                 old = (actions[batch], old_log_prob[batch], old_value[batch], flat[batch])
-                loss, parts = losses(outputs, *old, config=config)
+                loss, parts = losses(outputs, *old, config=config, entropy_coef=entropy_coef)
                 self.optimiser.zero_grad()
                 loss.backward()
                 norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)

@@ -225,7 +225,8 @@ def update_member(
         if config.method == "mep":
             bonus, parts = population_bonus(config, learner.policy, rollout, others)
         context = f"member {index}, {learner.env_steps} environment steps"
-        parts |= learner.update(rollout, options.alpha * bonus, torch_rng(key, "update", turn), context=context)
+        rng = torch_rng(key, "update", turn)
+        parts |= learner.update(rollout, options.alpha * bonus, rng, total_steps=options.steps, context=context)
         rows.append(parts)
     return learner.state_dict(), {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
@@ -342,7 +343,8 @@ def update_response(
     for turn in range(config.population.updates_per_iteration if options.partner_per == "chunk" else 1):
         rollout = collect(env, learner.policy, torch_rng(key, "rollout", turn), partners=chosen, seats=seats)
         context = f"best response, {learner.env_steps} environment steps"
-        rows.append(learner.update(rollout, torch.zeros(()), torch_rng(key, "update", turn), context=context))
+        rng, none = torch_rng(key, "update", turn), torch.zeros(())
+        rows.append(learner.update(rollout, none, rng, total_steps=options.steps, context=context))
         if options.difficulty == "running_mean":
             for pair, score in zip(drawn, rollout.sparse.sum(0).tolist(), strict=True):
                 returns[pair] += (1 - options.running_decay) * (score - returns[pair])
