@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         value = options.verb(options, rest)
+        if value is not None:
+            print(
+                json.dumps(value, indent=1, sort_keys=True, default=str) if options.json else _plain(value), flush=True
+            )
     except Interrupted as error:
         print(f"sextet: {error}", file=sys.stderr)
         return error.exit_code
@@ -47,9 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("sextet: ended at once; the last checkpoint is intact", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again, and loudly
         return 1
-    if value is not None:
-        print(json.dumps(value, indent=1, sort_keys=True, default=str) if options.json else _plain(value))
     return 0
 
 
@@ -104,13 +108,32 @@ def _plain(value: Any, indent: str = "") -> str:
     if isinstance(value, dict):
         lines = []
         for name, item in value.items():
-            nested = isinstance(item, (dict, list)) and item and "mean" not in item
+            nested = isinstance(item, (dict, list, tuple)) and item and "mean" not in item
             item = item if nested else _plain(item)
             lines.append(f"{indent}{name}:\n{_plain(item, indent + '  ')}" if nested else f"{indent}{name}: {item}")
         return "\n".join(lines)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
+        if value and all(isinstance(item, dict) and item.keys() == value[0].keys() for item in value):
+            return _table(value)
         return "\n".join(_plain(item, indent) for item in value)
-    return f"{indent}{value}"
+    return f"{indent}{'–' if value is None else value}"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of equal keys as an aligned table."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(_plain(cell) for cell in row.values()))
+    console = Console()
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().strip("\n")
 
 
 def _fields(recipe: Recipe, default: Any, rest: list[str], usage: str, description: str) -> Any:
@@ -139,10 +162,11 @@ def _train(options: argparse.Namespace, rest: list[str]) -> Any:
     if options.config is not None:
         base = override(base, read_overrides(options.config), source=str(options.config))
     config = _fields(recipe, base, rest, f"sextet train {recipe.name}", _presets_text(recipe))
-    from sextet.launch import describe, launch
+    from sextet.core.config import to_dict
+    from sextet.launch import launch
 
     if options.dry_run:
-        return {"recipe": recipe.name, "preset": options.preset, "config": describe(config)}
+        return {"recipe": recipe.name, "preset": options.preset, "config": to_dict(config)}
     parent = options.out / recipe.name if options.out else None
     run = launch(recipe.name, options.preset, config, parent=parent, resume=options.resume, quiet=options.quiet)
     return _outcome(run)
@@ -183,7 +207,22 @@ def _compare(options: argparse.Namespace, _: list[str]) -> Any:
     comparison = compare_runs(options.runs)
     if options.out is not None:
         write_comparison(comparison, options.out)
-    return comparison.as_dict()
+    value = comparison.as_dict()
+    if options.json:
+        return value
+    labels = [group["label"] for group in value["groups"]]
+    letters = [label.split(":")[0] for label in labels]
+    rows = [
+        {
+            "": row["name"],
+            **dict(zip(letters, row["values"], strict=True)),
+            "difference": row["difference"],
+            "p": row["p"],
+        }
+        for row in value["rows"]
+    ]
+    runs = {group["label"]: ", ".join(group["runs"]) for group in value["groups"]}
+    return {"runs": runs, "results": rows, **({"notes": value["notes"]} if value["notes"] else {})}
 
 
 def _report(options: argparse.Namespace, _: list[str]) -> Any:

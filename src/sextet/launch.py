@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sextet.core.config import RunConfig, from_dict, override, preset, to_dict
+from sextet.core.config import RunConfig, from_dict, override, preset
 from sextet.core.errors import DataError, SextetError, UsageError
 from sextet.core.files import read_json
 from sextet.core.followers import check_tracker
@@ -149,8 +149,3 @@ def load_model(path: str | Path) -> Any:
     if not (folder / "model.safetensors").exists():
         raise UsageError(f"{path} holds no finished model; finish it with: sextet resume {path}")
     return recipe.module("evaluate").load(folder)
-
-
-def describe(config: RunConfig) -> dict[str, Any]:
-    """Returns the resolved configuration as plain values, for ``--dry-run``."""
-    return to_dict(config)
