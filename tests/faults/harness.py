@@ -33,7 +33,7 @@ def result(directory: Path):
 
 def leftovers(directory: Path):
     """Whether a save was cut: its temporary folder is still there."""
-    return bool(list(directory.rglob("checkpoints/.*.tmp")))
+    return any(True for _ in directory.glob("parts/*/checkpoints/.*.tmp"))
 
 
 def kill_until_done(directory: Path, *, kills: int, seed: int):
@@ -54,6 +54,9 @@ def kill_until_done(directory: Path, *, kills: int, seed: int):
                 time.sleep(0.005)  # until the checkpoint is loaded and steps begin
             time.sleep(chance.uniform(0, 0.4))
             number = (signal.SIGKILL, signal.SIGTERM)[tally["sessions"] % 2]
+            if tally["sessions"] % 4 == 0:  # every other SIGKILL waits for a save to begin
+                while process.poll() is None and not leftovers(directory):
+                    pass
             if process.poll() is None:
                 os.kill(process.pid, number)
                 tally[number.name] += 1
