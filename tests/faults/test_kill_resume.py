@@ -40,7 +40,10 @@ def test_kills_change_nothing(tmp_path, straight, kills, seed, record_property):
     assert result(directory) == straight
 
 
-def test_another_backend_leaves_the_same_result(tmp_path, straight):
-    code, _, err = call(*ARGUMENTS, "--out", tmp_path, "--workers", "process:2")
+@pytest.mark.parametrize("workers", ["process:1", "process:2", pytest.param("ray:2", marks=pytest.mark.ray)])
+def test_another_backend_leaves_the_same_result(tmp_path, straight, workers):
+    if workers.startswith("ray"):
+        pytest.importorskip("ray", reason="the extra ray is not installed")
+    code, _, err = call(*ARGUMENTS, "--out", tmp_path, "--workers", workers)
     assert code == 0, err
     assert result(tmp_path / "mep" / "run") == straight

@@ -14,33 +14,39 @@ from sextet.core.run import Run
 from sextet.core.stats import Interval, bootstrap_interval, welch_test
 from sextet.mep import matrix_game
 from sextet.mep.config import Config
-from sextet.mep.evaluate import Agent, cross_play, evaluate_pairs, heat_map
+from sextet.mep.evaluate import Agent, cross_play, evaluate_pairs, heat_map, play
 from sextet.mep.human import HumanProxy, train_proxy
 from sextet.mep.human_data import find_human_data, load_human_data
-from sextet.mep.overcooked import Layout
+from sextet.mep.overcooked import Layout, Overcooked
 from sextet.mep.picture import moving_picture, record
 from sextet.mep.policy import Policy, PolicyAgent
 from sextet.mep.train import open_workers, train_population, train_responses
 from sextet.report.build import save_figure, save_table, save_text
 
 HUMAN = "human proxy"
-CROSS_PLAY_GAMES = 20
+CROSS_PLAY_GAMES, CROSS_PLAY_SEEDS = 20, 2
+UNIFORM = "MEP, uniform partners"
 
 
 def compare(config: Config, run: Run) -> None:
     """Runs all parts and writes the tables, figures and summary of the comparison."""
     seeds = range(config.num_seeds)
-    with run.console.task("comparison", 5 + config.num_seeds):
+    together = replace(config, method="mep")
+    variants = {"MEP": together}
+    if config.response.beta > 0:  # prioritised sampling does not always help, so both are shown
+        variants[UNIFORM] = replace(together, response=replace(config.response, beta=0.0))
+    with run.console.task("comparison", 4 + config.num_seeds + len(variants)):
         rows = matrix_part(config, run.child("matrix-games"), run)
         proxy = proxy_part(config, run.child("human-proxy"), run)
         # Without a bonus the members of a population never see each other: each is one seed of self-play.
         alone = replace(config, method="sp", population=replace(config.population, size=config.num_seeds, alpha=0.0))
-        together = replace(config, method="mep")
         with open_workers(config) as workers:
             selfish = train_population(alone, run.child("sp"), workers)
             groups = [train_population(together, run.child(f"mep-population-seed{seed}"), workers) for seed in seeds]
-            responses = train_responses(together, run.child("mep-response"), [g.pool() for g in groups], workers)
-        methods = {"SP": [selfish.policy(config, seed) for seed in seeds], "MEP": responses}
+            methods = {"SP": [selfish.policy(config, seed) for seed in seeds]}
+            for name, variant in variants.items():
+                part = run.child("mep-response" if name == "MEP" else "mep-response-uniform")
+                methods[name] = train_responses(variant, part, [group.pool() for group in groups], workers)
         with run.console.task("games with each other and with the human proxy", 1):
             summary = judge(config, run, methods, proxy)
     matrix_tables(run, rows, summary)
@@ -89,7 +95,8 @@ def judge(
         for method, policies in methods.items()
         for index, policy in enumerate(policies)
     }
-    everyone = {**agents, HUMAN: proxy} if proxy else agents
+    few = {name: agent for name, agent in agents.items() if int(name.rpartition(" ")[2]) < CROSS_PLAY_SEEDS}
+    everyone = {**few, HUMAN: proxy} if proxy else few
     matrix = cross_play(layout, everyone, episodes=CROSS_PLAY_GAMES, seed=seed)
     names = list(everyone)
     note = (
@@ -106,7 +113,11 @@ def judge(
     def over_seeds(method: str, values: Mapping[str, float]) -> Interval:
         return bootstrap_interval([values[f"{method} {index}"] for index in range(len(methods[method]))])
 
-    own = {name: matrix[index][index].mean for index, name in enumerate(names)}
+    env = Overcooked(layout, config.games, horizon=config.ppo.horizon)
+    own = {
+        name: float(play(env, (agent, agent), episodes=config.games, rng=run.rng("evaluate", name).numpy).mean())
+        for name, agent in agents.items()
+    }
     columns = {"self-play": own}
     if pairs:
         columns["with human, agent in seat 0"] = {name: row.seat0.mean for name, row in pairs.items()}
@@ -129,7 +140,7 @@ def judge(
         f"SP: {budget[0]:,.0f} environment steps. MEP: {budget[1]} members of {budget[0]:,.0f} each, then a best "
         f"response of {budget[2]:,.0f}. The human proxy is cloned from the 2019 test games; its row is one proxy.",
     )
-    save_text(run.artifact("11-words"), title="In words", text=in_words(columns, number, proxy is not None))
+    save_text(run.artifact("11-words"), title="In words", text=in_words(columns, list(methods), number))
     partner: tuple[str, Agent] = (HUMAN, proxy) if proxy else ("SP seed 0", agents["SP 0"])
     frames = record(layout, (agents["MEP 0"], partner[1]), steps=config.ppo.horizon, seed=seed)
     picture = moving_picture(layout, frames, ("MEP, seed 0", partner[0]))
@@ -139,24 +150,25 @@ def judge(
     return summary
 
 
-def in_words(columns: Mapping[str, Mapping[str, float]], number: int, human: bool) -> str:
+def in_words(columns: Mapping[str, Mapping[str, float]], methods: Sequence[str], number: int) -> str:
     """Says what the table shows, and what it does not."""
-    if not human:
+    scores = columns.get("with human, both seats")
+    if scores is None:
         return "The human games are not here, so no agent met a stand-in for a human: sextet data human --download"
-    scores = columns["with human, both seats"]
-    sp, mep = ([scores[f"{method} {index}"] for index in range(number)] for method in ("SP", "MEP"))
-    gain = sum(mep) / number - sum(sp) / number
-    better = "more" if gain >= 0 else "fewer"
-    text = f"With the human proxy MEP earned {abs(gain):.1f} points {better} than SP (both seats, {number} seeds)."
-    if number < 2:
-        return text + "\nOne seed says nothing about other seeds."
-    p = welch_test(mep, sp)
-    verdict = "a difference that chance alone rarely makes" if p < 0.05 else "not enough to tell the two apart"
-    text += f"\nWelch's test gives p = {p:.2g}: at this size {verdict}."
-    return (
-        text
-        + "\nThese agents are small and briefly trained; the preset fast trains longer, the preset paper as published."
+    base, lines = [scores[f"SP {index}"] for index in range(number)], []
+    for method in methods[1:]:
+        values = [scores[f"{method} {index}"] for index in range(number)]
+        gain = (sum(values) - sum(base)) / number
+        line = f"{method}: {abs(gain):.1f} points {'more' if gain >= 0 else 'fewer'} with the human proxy than SP"
+        if number > 1:
+            p = welch_test(values, base)
+            verdict = "a difference that chance alone rarely makes" if p < 0.05 else "not enough to tell them apart"
+            line += f" (Welch p = {p:.2g}, {number} seeds each: {verdict})"
+        lines.append(line + ".")
+    lines.append(
+        "These agents are small and briefly trained; the preset fast trains longer, the preset paper as published."
     )
+    return "\n".join(lines)
 
 
 def matrix_tables(run: Run, rows: Sequence[matrix_game.Row], summary: dict[str, Any]) -> None:

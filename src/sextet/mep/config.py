@@ -183,7 +183,7 @@ def paper() -> Config:
 def quick() -> Config:
     """The small comparison: matrix games, then SP and MEP with a human proxy; 6 minutes on two cores, 1 GB."""
     base = fast()
-    population, response = replace(base.population, size=4, steps=5e5), replace(base.response, steps=1.5e6)
+    population, response = replace(base.population, size=4, steps=5e5), replace(base.response, steps=1.2e6)
     return replace(base, method="compare", num_seeds=4, workers="process:2", population=population, response=response)
 
 
