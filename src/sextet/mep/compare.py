@@ -124,7 +124,8 @@ def judge(
         columns["with human, agent in seat 1"] = {name: row.seat1.mean for name, row in pairs.items()}
         columns["with human, both seats"] = {name: row.mean.mean for name, row in pairs.items()}
     cells = {method: {name: over_seeds(method, values) for name, values in columns.items()} for method in methods}
-    summary = {f"{m} {name}": cell.as_dict() for m, row in cells.items() for name, cell in row.items()}
+    headlines = ("self-play", "with human, both seats")
+    summary = {f"{m} {name}": row[name].as_dict() for m, row in cells.items() for name in headlines if name in row}
     rows: list[list[Any]] = [[method, *row.values()] for method, row in cells.items()]
     if proxy:
         index = names.index(HUMAN)
