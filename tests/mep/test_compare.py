@@ -17,6 +17,7 @@ TINY = {
     "method": "compare",
     "num_seeds": 2,
     "games": 3,
+    "num_proxies": 2,
     "matrix_seeds": 2,
     "matrix_alphas": [0.0, 0.3],
     "ppo": {"horizon": 400},
@@ -74,7 +75,7 @@ def test_comparison_with_human_games_fills_the_table_and_resumes(tmp_path, monke
     stop_once("train_population")
     with pytest.raises(Interrupted, match="sextet resume"):
         sextet.train("mep", "smoke", directory=str(tmp_path / "run"), **TINY)
-    assert (tmp_path / "run" / "parts" / "human-proxy" / "summary.json").exists()
+    assert (tmp_path / "run" / "parts" / "human-proxies" / "summary.json").exists()
     monkeypatch.setattr(compare, "train_proxy", None)  # finished parts are not repeated
     assert main(["resume", str(tmp_path / "run"), "--quiet"]) == 0
     table = json.loads((tmp_path / "run" / "artifacts" / "10-kitchen.json").read_text())

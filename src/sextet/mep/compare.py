@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sextet.core.errors import DataError
+from sextet.core.errors import SextetError
 from sextet.core.run import Run
 from sextet.core.stats import Interval, bootstrap_interval, welch_test
 from sextet.mep import matrix_game
@@ -35,9 +35,9 @@ def compare(config: Config, run: Run) -> None:
     variants = {"MEP": together}
     if config.response.beta > 0:  # prioritised sampling does not always help, so both are shown
         variants[UNIFORM] = replace(together, response=replace(config.response, beta=0.0))
-    with run.console.task("comparison", 4 + config.num_seeds + len(variants)):
+    with run.console.task("comparison", 3 + config.num_proxies + config.num_seeds + len(variants)):
         rows = matrix_part(config, run.child("matrix-games"), run)
-        proxy = proxy_part(config, run.child("human-proxy"), run)
+        proxies = proxy_part(config, run.child("human-proxies"), run)
         # Without a bonus the members of a population never see each other: each is one seed of self-play.
         alone = replace(config, method="sp", population=replace(config.population, size=config.num_seeds, alpha=0.0))
         with open_workers(config) as workers:
@@ -47,8 +47,8 @@ def compare(config: Config, run: Run) -> None:
             for name, variant in variants.items():
                 part = run.child("mep-response" if name == "MEP" else "mep-response-uniform")
                 methods[name] = train_responses(variant, part, [group.pool() for group in groups], workers)
-        with run.console.task("games with each other and with the human proxy", 1):
-            summary = judge(config, run, methods, proxy)
+        with run.console.task("games with each other and with the human proxies", None):
+            summary = judge(config, run, methods, proxies)
     matrix_tables(run, rows, summary)
     run.finish(summary, methods["MEP"][0].state_dict())
 
@@ -64,31 +64,35 @@ def matrix_part(config: Config, part: Run, run: Run) -> list[matrix_game.Row]:
     return [matrix_game.Row(**row) for row in part.summary["rows"]]
 
 
-def proxy_part(config: Config, part: Run, run: Run) -> HumanProxy | None:
-    """Clones the human proxy, or reads it back; None where the human games are not at hand."""
+def proxy_part(config: Config, part: Run, run: Run) -> list[HumanProxy]:
+    """Clones several human proxies, or reads them back; none where the human games are not at hand.
+
+    Clones of the same games differ more than seeds of an agent do, so agents meet several and are judged by the mean.
+    """
+    folders = [part.directory / "final" / str(index) for index in range(config.num_proxies)]
     if not part.finished:
         try:
             data = load_human_data(find_human_data(), config.layout, "test")
-        except DataError as error:
+        except SextetError as error:
             run.say(f"no human proxy in this comparison: {error}")
             run.event("warning", text=f"no human proxy: {error}")
-            return None
-        with run.console.task("human proxy from 2019 games", None):
+            return []
 
-            def progress(done: int, _: int, loss: float) -> None:
-                run.console.update(done, {"validation_loss": loss})
-                run.poll()
+        def progress(done: int, _: int, loss: float) -> None:
+            run.console.update(done, {"validation_loss": loss})
+            run.poll()
 
-            proxy = train_proxy(config.layout, data, seed=part.key("init"), progress=progress)
-        proxy.save(part.directory / "final")
-        part.finish({name: value for name, value in proxy.info.items() if name != "seed"})
-    return HumanProxy.load(part.directory / "final")
+        for index, folder in enumerate(folders):
+            with run.console.task(f"human proxy {index} from 2019 games", None):
+                train_proxy(config.layout, data, seed=part.key("init", index), progress=progress).save(folder)
+        part.finish({"proxies": len(folders)})
+    return [HumanProxy.load(folder) for folder in folders]
 
 
 def judge(
-    config: Config, run: Run, methods: Mapping[str, Sequence[Policy]], proxy: HumanProxy | None
+    config: Config, run: Run, methods: Mapping[str, Sequence[Policy]], proxies: Sequence[HumanProxy]
 ) -> dict[str, Any]:
-    """Plays all agents with each other and with the proxy; writes table, heat map and picture, returns the summary."""
+    """Plays all agents with each other and the proxies; writes table, heat map and picture, returns the summary."""
     layout, seed = Layout.load(config.layout), run.key("evaluate")
     agents: dict[str, Agent] = {
         f"{method} {index}": PolicyAgent(policy, name=f"{method} seed {index}")
@@ -96,7 +100,7 @@ def judge(
         for index, policy in enumerate(policies)
     }
     few = {name: agent for name, agent in agents.items() if int(name.rpartition(" ")[2]) < CROSS_PLAY_SEEDS}
-    everyone = {**few, HUMAN: proxy} if proxy else few
+    everyone = {**few, **{f"{HUMAN} {index}": proxy for index, proxy in enumerate(proxies)}}
     matrix = cross_play(layout, everyone, episodes=CROSS_PLAY_GAMES, seed=seed)
     names = list(everyone)
     note = (
@@ -104,11 +108,11 @@ def judge(
     )
     figure = heat_map(names, matrix, f"cross-play on {layout.name}")
     save_figure(run.artifact("13-cross-play"), figure, title="Everyone with everyone", note=note)
-    pairs = (
-        {row.name: row for row in evaluate_pairs(layout, agents, proxy, episodes=config.games, seed=seed)}
-        if proxy
-        else {}
-    )
+    pairs = [evaluate_pairs(layout, agents, proxy, episodes=config.games, seed=seed) for proxy in proxies]
+
+    def with_human(place: str) -> dict[str, float]:
+        rows = [{row.name: getattr(row, place).mean for row in pair} for pair in pairs]
+        return {name: sum(row[name] for row in rows) / len(rows) for name in agents}
 
     def over_seeds(method: str, values: Mapping[str, float]) -> Interval:
         return bootstrap_interval([values[f"{method} {index}"] for index in range(len(methods[method]))])
@@ -119,17 +123,17 @@ def judge(
         for name, agent in agents.items()
     }
     columns = {"self-play": own}
-    if pairs:
-        columns["with human, agent in seat 0"] = {name: row.seat0.mean for name, row in pairs.items()}
-        columns["with human, agent in seat 1"] = {name: row.seat1.mean for name, row in pairs.items()}
-        columns["with human, both seats"] = {name: row.mean.mean for name, row in pairs.items()}
+    if proxies:
+        columns["with human, agent in seat 0"] = with_human("seat0")
+        columns["with human, agent in seat 1"] = with_human("seat1")
+        columns["with human, both seats"] = with_human("mean")
     cells = {method: {name: over_seeds(method, values) for name, values in columns.items()} for method in methods}
     headlines = ("self-play", "with human, both seats")
     summary = {f"{m} {name}": row[name].as_dict() for m, row in cells.items() for name in headlines if name in row}
     rows: list[list[Any]] = [[method, *row.values()] for method, row in cells.items()]
-    if proxy:
-        index = names.index(HUMAN)
-        rows.append([HUMAN, matrix[index][index], *[None] * (len(columns) - 1)])
+    if proxies:
+        own_human = [matrix[index][index].mean for index, name in enumerate(names) if name.startswith(HUMAN)]
+        rows.append([HUMAN, bootstrap_interval(own_human), *[None] * (len(columns) - 1)])
     number = config.num_seeds
     budget = config.population.steps, config.population.size, config.response.steps
     save_table(
@@ -139,10 +143,11 @@ def judge(
         rows=rows,
         note=f"Mean and 95 % interval over {number} training seeds, {config.games} games a seat, sampled actions. "
         f"SP: {budget[0]:,.0f} environment steps. MEP: {budget[1]} members of {budget[0]:,.0f} each, then a best "
-        f"response of {budget[2]:,.0f}. The human proxy is cloned from the 2019 test games; its row is one proxy.",
+        f"response of {budget[2]:,.0f}. Agents meet {len(proxies)} human proxies, clones of the 2019 test games, and "
+        f"are judged by the mean; the last row is these proxies with themselves.",
     )
     save_text(run.artifact("11-words"), title="In words", text=in_words(columns, list(methods), number))
-    partner: tuple[str, Agent] = (HUMAN, proxy) if proxy else ("SP seed 0", agents["SP 0"])
+    partner: tuple[str, Agent] = (HUMAN, proxies[0]) if proxies else ("SP seed 0", agents["SP 0"])
     frames = record(layout, (agents["MEP 0"], partner[1]), steps=config.ppo.horizon, seed=seed)
     picture = moving_picture(layout, frames, ("MEP, seed 0", partner[0]))
     save_figure(
@@ -160,7 +165,7 @@ def in_words(columns: Mapping[str, Mapping[str, float]], methods: Sequence[str],
     for method in methods[1:]:
         values = [scores[f"{method} {index}"] for index in range(number)]
         gain = (sum(values) - sum(base)) / number
-        line = f"{method}: {abs(gain):.1f} points {'more' if gain >= 0 else 'fewer'} with the human proxy than SP"
+        line = f"{method}: {abs(gain):.1f} points {'more' if gain >= 0 else 'fewer'} with the human proxies than SP"
         if number > 1:
             p = welch_test(values, base)
             verdict = "a difference that chance alone rarely makes" if p < 0.05 else "not enough to tell them apart"

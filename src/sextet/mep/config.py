@@ -115,6 +115,8 @@ class Config(RunConfig):
     """Where networks run: cpu (fastest for the small ones), auto, cuda, cuda:1, mps."""
     num_seeds: int = 3
     """Training seeds of each method in a comparison."""
+    num_proxies: int = 3
+    """Human proxies that agents meet in a comparison; they are judged by the mean over them."""
     games: int = 100
     """Games per pair of agents and seat when they are judged (2019: 100)."""
     matrix_seeds: int = 20
@@ -142,7 +144,7 @@ class Config(RunConfig):
             require(getattr(n, name) >= 1, f"population.{name}", getattr(n, name), "1 or more")
         for name in ("steps", "evaluation_games", "evaluate_every"):
             require(getattr(r, name) >= 1, f"response.{name}", getattr(r, name), "1 or more")
-        for name in ("num_seeds", "games", "matrix_seeds"):
+        for name in ("num_seeds", "num_proxies", "games", "matrix_seeds"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         alphas = self.matrix_alphas
         require(len(alphas) > 0 and min(alphas) >= 0, "matrix_alphas", alphas, "a list of weights, 0 or more each")
@@ -183,7 +185,9 @@ def paper() -> Config:
 def quick() -> Config:
     """The small comparison: matrix games, then SP and MEP with a human proxy; 6 minutes on two cores, 1 GB."""
     base = fast()
-    population, response = replace(base.population, size=4, steps=5e5), replace(base.response, steps=1.2e6)
+    # alpha: chosen in pilot runs on cramped_room among 0, 0.01, 0.05, 0.1 and 0.2, with clones not used here
+    population = replace(base.population, size=4, steps=5e5, alpha=0.1)
+    response = replace(base.response, steps=1.2e6)
     return replace(base, method="compare", num_seeds=4, workers="process:2", population=population, response=response)
 
 
