@@ -111,6 +111,7 @@ def prepare(recipe: Recipe, config: RunConfig) -> None:
 def work(recipe: Recipe, config: RunConfig, run: Run) -> Run:
     """Runs the recipe's training and writes the report; a report that fails is noted and loses nothing."""
     with run, run.signals():
+        run.say(f"recipe {recipe.name}, run {run.directory}")
         if run.finished:
             run.say(f"{run.directory} is finished already")
         else:
