@@ -181,49 +181,36 @@ def matrix_tables(run: Run, rows: Sequence[matrix_game.Row], summary: dict[str, 
     """Writes the matrix games' table and figure, and adds the headline numbers to the summary."""
     from matplotlib.figure import Figure
 
-    one_shot = [row for row in rows if row.beta is None]
-    wanted = ("conventions", "population_entropy", "self_play", "cross_play")
-    cells = [
-        [row.game, row.method, row.alpha, *(bootstrap_interval(row.values[name]) for name in wanted)]
-        for row in one_shot
-    ]
-    note = (
-        "Mean and 95 % interval over seeds of 8 members each. Conventions: different likeliest actions in the "
-        "population (8 levers; 5 blocks). The games and their settings are ours: the paper's pay-offs are not public."
+    table = [(row, {name: bootstrap_interval(values) for name, values in row.values.items()}) for row in rows]
+    one_shot = [(row, cells) for row, cells in table if row.beta is None]
+    save_table(
+        run.artifact("20-matrix-games"),
+        title="Matrix games: does the population find many conventions?",
+        columns=["game", "method", "alpha", *(name.replace("_", " ") for name in one_shot[0][1])],
+        rows=[[row.game, row.method, row.alpha, *cells.values()] for row, cells in one_shot],
+        note="Mean and 95 % interval over seeds of 8 members each. Conventions: different likeliest actions in the "
+        "population (8 levers; 5 blocks). The games and their settings are ours: the paper's pay-offs are not public.",
     )
-    columns = ["game", "method", "alpha", *(name.replace("_", " ") for name in wanted)]
-    title = "Matrix games: does the population find many conventions?"
-    save_table(run.artifact("20-matrix-games"), title=title, columns=columns, rows=cells, note=note)
-    repeated = [row for row in rows if row.beta is not None]
-    cells = [
-        [
-            row.method,
-            row.alpha,
-            row.beta,
-            bootstrap_interval(row.values["return"]),
-            bootstrap_interval(row.values["worst"]),
-        ]
-        for row in repeated
-    ]
-    note = "Ten rounds with each of 8 pure conventions; 1 is perfect from the first round. beta 0: uniform partners."
-    columns = ["method", "alpha", "beta", "mean return", "worst convention"]
-    title = "Repeated game: meeting a convention never seen"
-    save_table(run.artifact("21-repeated"), title=title, columns=columns, rows=cells, note=note)
+    save_table(
+        run.artifact("21-repeated"),
+        title="Repeated game: meeting a convention never seen",
+        columns=["method", "alpha", "beta", "mean return", "worst convention"],
+        rows=[[row.method, row.alpha, row.beta, *cells.values()] for row, cells in table if row.beta is not None],
+        note="Ten rounds with each of 8 pure conventions; 1 is perfect from the first round. beta 0: uniform partners.",
+    )
     figure = Figure(figsize=(7, 3.2), layout="constrained")
-    for place, (key, title) in enumerate((("conventions", "conventions found"), ("self_play", "self-play return"))):
-        axes = figure.add_subplot(1, 2, place + 1)
-        for game in dict.fromkeys(row.game for row in one_shot):
-            points = [(row.alpha, bootstrap_interval(row.values[key])) for row in one_shot if row.game == game]
+    for place, name in enumerate(("conventions", "self_play"), 1):
+        axes = figure.add_subplot(1, 2, place)
+        for game in dict.fromkeys(row.game for row, _ in one_shot):
+            points = [(f"{row.alpha:g}", cells[name]) for row, cells in one_shot if row.game == game]
             means = [cell.mean for _, cell in points]
-            axes.plot(range(len(points)), means, marker="o", label=game.replace("_", " "))
-            low = [cell.mean if cell.low is None else cell.low for _, cell in points]
-            high = [cell.mean if cell.high is None else cell.high for _, cell in points]
-            axes.fill_between(range(len(points)), low, high, alpha=0.2)
-        axes.set_xticks(range(len(points)), [f"{alpha:g}" for alpha, _ in points])
-        axes.set(xlabel="alpha (0: SP)", title=title, ylim=(0, None))
+            axes.plot([alpha for alpha, _ in points], means, marker="o", label=game.replace("_", " "))
+            if points[0][1].low is not None:
+                low, high = zip(*((cell.low, cell.high) for _, cell in points), strict=True)
+                axes.fill_between(range(len(points)), low, high, alpha=0.2)
+        axes.set(xlabel="alpha (0: SP)", title=name.replace("_", " "), ylim=(0, None))
     axes.legend(frameon=False)
     save_figure(run.artifact("22-alpha"), figure, title="What alpha buys, and what it costs")
-    graded = [row for row in one_shot if row.game == "lever_graded"]
-    best = max(graded, key=lambda row: sum(row.values["conventions"]))
-    for row in (graded[0], best):
-        summary[f"{row.method} conventions of 8 levers"] = bootstrap_interval(row.values["conventions"]).as_dict()
+    graded = [(row, cells["conventions"]) for row, cells in one_shot if row.game == "lever_graded"]
+    for row, found in (graded[0], max(graded, key=lambda pair: pair[1].mean)):
+        summary[f"{row.method} conventions of 8 levers"] = found.as_dict()
