@@ -35,12 +35,23 @@ def test_list_names_recipes_and_presets(capsys):
         (["eval", "absent"], "absent holds no run"),
         (["data", "humans"], 'did you mean "human"'),
         (["train", "mep", "--config", "absent.toml"], "absent.toml: cannot read"),
+        (["train", "mep", "--population.alpha", "-1"], "population.alpha = -1.0 is not allowed; it must be 0 or more"),
+        (["train", "mep", "--response.beta", "-1"], "response.beta = -1.0 is not allowed; it must be 0 or more"),
+        (["train", "mep", "--population.size", "0"], "population.size = 0 is not allowed"),
+        (["train", "mep", "--ppo.horizon", "0"], "ppo.horizon = 0 is not allowed"),
+        (["train", "mep", "--layout", "cramped_rom"], 'unknown layout "cramped_rom" (did you mean "cramped_room"?)'),
+        (["train", "mep", "--workers", "procss:2"], 'did you mean "process"'),
+        (["train", "mep", "--track", "wandbb"], 'did you mean "wandb"'),
+        (["train", "mep", "--precision", "bf16"], "auto or fp32 in this recipe"),
+        (["train", "mep", "--device", "cdua"], 'did you mean "cuda"'),
     ],
 )
-def test_wrong_usage_is_one_line_with_the_nearest_name(capsys, arguments, text):
+def test_wrong_usage_is_one_line_with_the_nearest_name(capsys, arguments, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, *arguments)
     assert code in (2, 3) and out == ""
     assert text in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "a refused run leaves nothing"
 
 
 def test_a_mistyped_field_names_the_nearest(capsys):

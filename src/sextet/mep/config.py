@@ -183,7 +183,7 @@ def paper() -> Config:
 
 
 def quick() -> Config:
-    """The small comparison: matrix games, then SP and MEP with a human proxy; 6 minutes on two cores, 1 GB."""
+    """The small comparison: matrix games, then SP and MEP with human proxies; 4 minutes on two cores, 1.5 GB."""
     base = fast()
     # alpha: chosen in pilot runs on cramped_room among 0, 0.01, 0.05, 0.1 and 0.2, with clones not used here
     population = replace(base.population, size=4, steps=5e5, alpha=0.1)

@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
+from sextet.core.config import require
+from sextet.core.device import pick_device
 from sextet.core.priority import rank_probabilities
 from sextet.core.run import Run
 from sextet.core.seeding import numpy_rng, torch_rng
@@ -33,8 +35,10 @@ CHUNK = 4096  # rows evaluated at once, so that a layer's output stays in the ca
 
 
 def check(config: Config) -> None:
-    """Raises the error that would stop the training later: a kitchen that cannot be loaded."""
+    """Raises what would stop the training later or be without effect: a wrong kitchen, device or number format."""
     Layout.load(config.layout)
+    pick_device(config.device)
+    require(config.precision in ("auto", "fp32"), "precision", config.precision, "auto or fp32 in this recipe")
 
 
 def train(config: Config, run: Run) -> None:
