@@ -90,7 +90,7 @@ def test_train_eval_report_compare_and_load_from_the_command_line(tmp_path, no_h
     for seed in ("0", "1"):
         command = ["train", "mep", "--preset", "smoke", "--quiet", "--json", "--seed", seed, "--games", "2"]
         assert main(command) == 0
-    outcome = json.loads(capsys.readouterr().out.split("}\n{")[-1].join(["{", ""]))
+        outcome = json.loads(capsys.readouterr().out)
     assert outcome["run"] == "runs/mep/smoke-2" and (tmp_path / outcome["report"]).exists()
     assert main(["train", "mep", "--preset", "smoke", "--name", "smoke", "--quiet"]) == 2
     assert "already holds a run" in capsys.readouterr().err

@@ -35,7 +35,10 @@ def compare(config: Config, run: Run) -> None:
     variants = {"MEP": together}
     if config.response.beta > 0:  # prioritised sampling does not always help, so both are shown
         variants[UNIFORM] = replace(together, response=replace(config.response, beta=0.0))
-    with run.console.task("comparison", 3 + config.num_proxies + config.num_seeds + len(variants)):
+    stages = 3 + config.num_proxies + config.num_seeds + len(variants)
+    done = [path.parent.name for path in run.directory.glob("parts/*/summary.json")]
+    before = len(done) + ("human-proxies" in done) * (config.num_proxies - 1)
+    with run.console.task("comparison", stages, start=before):
         rows = matrix_part(config, run.child("matrix-games"), run)
         proxies = proxy_part(config, run.child("human-proxies"), run)
         # Without a bonus the members of a population never see each other: each is one seed of self-play.
@@ -171,9 +174,7 @@ def in_words(columns: Mapping[str, Mapping[str, float]], methods: Sequence[str],
             verdict = "a difference that chance alone rarely makes" if p < 0.05 else "not enough to tell them apart"
             line += f" (Welch p = {p:.2g}, {number} seeds each: {verdict})"
         lines.append(line + ".")
-    lines.append(
-        "These agents are small and briefly trained; the preset fast trains longer, the preset paper as published."
-    )
+    lines.append("These agents are small and briefly trained; the preset fast trains longer.")
     return "\n".join(lines)
 
 

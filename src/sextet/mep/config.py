@@ -1,5 +1,5 @@
-"""Settings of MEP. "Paper" marks values of the paper's released code; "2019" those of the human-aware RL study it
-builds on; everything else is our choice, measured on the five 2019 kitchens."""
+"""Settings of MEP. "Authors' code" marks values of the code that the paper's authors released, "2019" those of the
+human-aware RL study it builds on; the paper's own tables are not known here. Everything else is our choice."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ class PPOConfig:
     """The learner shared by both stages."""
 
     num_envs: int = 32
-    """Games played at once, each for one whole episode per update (paper: 30)."""
+    """Games played at once, each for one whole episode per update (authors' code: 30)."""
     horizon: int = 400
-    """Steps of an episode (paper: 400)."""
+    """Steps of an episode (authors' code: 400)."""
     epochs: int = 2
-    """Passes over the data of an update (paper: 5; 2019 self-play: 8)."""
+    """Passes over the data of an update (authors' code: 5; 2019 self-play: 8)."""
     minibatches: int = 16
-    """Optimiser steps per pass (paper: 10)."""
+    """Optimiser steps per pass (authors' code: 10)."""
     learning_rate: float = 2e-3
-    """Adam step size at the start (paper: 8e-4)."""
+    """Adam step size at the start (authors' code: 8e-4)."""
     learning_rate_final: float = 2e-4
-    """Adam step size at the end of the stage, reached linearly (paper: 8e-4)."""
+    """Adam step size at the end of the stage, reached linearly (authors' code: 8e-4)."""
     adam_eps: float = 1e-5
-    """Adam epsilon (paper: 1e-5)."""
+    """Adam epsilon (authors' code: 1e-5)."""
     clip: float = 0.2
-    """Clip range of the probability ratio and of the value change (paper: 0.05)."""
+    """Clip range of the probability ratio and of the value change (authors' code: 0.05)."""
     gamma: float = 0.99
-    """Discount per step (paper: 0.99)."""
+    """Discount per step (authors' code: 0.99)."""
     gae_lambda: float = 0.95
-    """Decay of the advantage estimate (paper: 0.98)."""
+    """Decay of the advantage estimate (authors' code: 0.98)."""
     entropy_coef: float = 0.02
-    """Weight of the policy's own entropy in the loss at the start; not alpha (paper: 0.5; 2019 SP: 0.1)."""
+    """Weight of the policy's own entropy in the loss at the start; not alpha (authors' code: 0.5; 2019 SP: 0.1)."""
     entropy_coef_final: float = 0.002
-    """The same at the end of the stage, reached linearly (paper: 0.5)."""
+    """The same at the end of the stage, reached linearly (authors' code: 0.5)."""
     value_coef: float = 0.5
-    """Weight of the value loss (paper: 0.5)."""
+    """Weight of the value loss (authors' code: 0.5)."""
     max_grad_norm: float = 0.5
-    """Gradient norm above which gradients are scaled down (paper: 0.1)."""
+    """Gradient norm above which gradients are scaled down (authors' code: 0.1)."""
     reward_scale: float = 0.1
-    """Factor on every reward, after shaping and bonus (paper: 1)."""
+    """Factor on every reward, after shaping and bonus (authors' code: 1)."""
     shaping_steps: float = 1.5e6
-    """Environment steps over which the shaped reward fades from full to none (paper: 5e6)."""
+    """Environment steps over which the shaped reward fades from full to none (authors' code: 5e6)."""
     team_shaping: bool = False
-    """Both players earn the shaped reward of either, as in the paper; else each earns its own."""
+    """Both players earn the shaped reward of either, as in the authors' code; else each earns its own."""
     proper_time_limits: bool = False
-    """Bootstrap the value at the horizon instead of treating it as an end (paper: no)."""
+    """Bootstrap the value at the horizon instead of treating it as an end (authors' code: no)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,19 +57,19 @@ class PopulationConfig:
     """Stage 1: the population."""
 
     size: int = 5
-    """Members (paper: 5). With 1 the bonus is the member's own entropy."""
+    """Members (authors' code: 5). With 1 the bonus is the member's own entropy."""
     alpha: float = 0.01
-    """Weight of the population entropy, in units of raw reward (20 per soup) per nat (paper: 0.01); 0 is SP."""
+    """Weight of the population entropy, in units of raw reward (20 per soup) per nat (authors' code: 0.01); 0 is SP."""
     steps: float = 1.0e6
-    """Environment steps of each member (paper: 1.1e7)."""
+    """Environment steps of each member (authors' code: 1.1e7)."""
     updates_per_iteration: int = 1
-    """PPO updates between two exchanges of the members' weights (paper: 3)."""
+    """PPO updates between two exchanges of the members' weights (authors' code: 3)."""
     both_seats: bool = True
-    """Learn from both seats; else one seat learns beside a frozen copy of the member (paper: one)."""
+    """Learn from both seats; else one seat learns beside a frozen copy of the member (authors' code: one)."""
     include_learner: bool = True
-    """Count the learner itself in the mean policy (paper: yes)."""
+    """Count the learner itself in the mean policy (authors' code: yes)."""
     mid_checkpoint: Literal["by_return", "by_iteration"] = "by_return"
-    """Middle partner of a member: nearest to half of its final return, or after half of the iterations (paper)."""
+    """Middle partner of a member: nearest half of its final return, or after half of the iterations (authors' code)."""
     candidates: int = 32
     """Snapshots per member among which the middle partner is chosen."""
     reference_quirks: bool = False
@@ -81,21 +81,21 @@ class ResponseConfig:
     """Stage 2: the best response to the frozen population."""
 
     steps: float = 3.0e6
-    """Environment steps (paper: 1.1e7 times the square root of the pool's size)."""
+    """Environment steps (authors' code: 1.1e7 times the square root of the pool's size)."""
     beta: float = 3.0
-    """Sharpness of the rank-based choice of partners (paper: 3); 0 is uniform."""
+    """Sharpness of the rank-based choice of partners (authors' code: 3); 0 is uniform."""
     self_in_pool: bool = True
-    """Count the learner among its own partners (paper: yes)."""
+    """Count the learner among its own partners (authors' code: yes)."""
     difficulty: Literal["running_mean", "evaluation"] = "running_mean"
-    """Return that ranks partners: of training games, or of evaluation games at each iteration (paper)."""
+    """Return that ranks partners: of training games, or of evaluation games at each iteration (authors' code)."""
     running_decay: float = 0.95
     """Share of the old value when a training game updates a running mean (HSP code: 0.95)."""
     evaluation_games: int = 6
-    """Games per partner and seat in an evaluation (paper: 6)."""
+    """Games per partner and seat in an evaluation (authors' code: 6)."""
     evaluate_every: int = 20
     """Updates between evaluations that refresh all running means, so that partners rarely met stay comparable."""
     partner_per: Literal["episode", "chunk"] = "episode"
-    """Draw a partner and seat for each game, or one for all games of `updates_per_iteration` updates (paper)."""
+    """Draw partner and seat for each game, or once for all games of `updates_per_iteration` updates (authors' code)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,10 @@ class Config(RunConfig):
     layout: str = "cramped_room"
     """Name of a 2019 kitchen or path of a layout file."""
     encoding: Literal["planes20", "planes20_legacy", "planes26", "features62", "features96"] = "planes20"
-    """What players see. The paper used planes20_legacy, which hides loose objects while a player holds their kind."""
+    """What players see. The authors' code has planes20_legacy, which
+    hides loose objects while a player holds their kind."""
     net: Literal["mlp", "conv"] = "mlp"
-    """mlp: two layers of 64. conv: the network of the paper, about ten times slower on a CPU."""
+    """mlp: two layers of 64. conv: the network of the 2019 and the authors' code, many times slower on a CPU."""
     device: str = "cpu"
     """Where networks run: cpu (fastest for the small ones), auto, cuda, cuda:1, mps."""
     num_seeds: int = 3

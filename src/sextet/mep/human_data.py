@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickletools
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
+from pickletools import genops  # reads opcodes one by one, executes none
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def read_inert(data: bytes, source: str) -> Any:
         return items
 
     try:
-        operations: Iterable[tuple[Any, Any, Any]] = pickletools.genops(data)
+        operations: Iterable[tuple[Any, Any, Any]] = genops(data)
         for opcode, argument, _ in operations:
             name = opcode.name
             if name in _LITERALS or name in _EMPTY:

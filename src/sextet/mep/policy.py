@@ -51,7 +51,7 @@ class Policy(nn.Module):
 
     `net` "conv" is the network of the 2019 code (42,264 weights on cramped_room; leaky ReLU of 0.2). "mlp" has two
     layers of 64 on those inputs that can vary in the kitchen (107 of 400 on cramped_room): it can represent the
-    same functions as one that sees all and is three times as fast. Pots' counters are scaled to at most 1.
+    same functions as one that sees all and is faster. Pots' counters are scaled to at most 1.
     """
 
     columns: Tensor
