@@ -8,6 +8,7 @@ Legend: T steps of an episode, N games, L learner's rows (2N when both seats lea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,13 @@ class Rollout:
 
 @torch.inference_mode()
 def collect(
-    env: Overcooked, policy: Policy, generator: torch.Generator, *, partners: Weights | None = None, seats: Any = None
+    env: Overcooked,
+    policy: Policy,
+    generator: torch.Generator,
+    *,
+    partners: Weights | None = None,
+    seats: Any = None,
+    begin: Callable[[Overcooked], None] | None = None,
 ) -> Rollout:
     """Plays one episode in every game: the policy in both seats, or in `seats` beside frozen partners.
 
@@ -53,6 +60,7 @@ def collect(
         generator: Of the action noise.
         partners: Weights of the partner of all games, or of one per game, (N, ...) each.
         seats: (N,) seat of the learner in each game; given with `partners`.
+        begin: Changes the state in which the games start.
     """
     horizon, rows, device = env.horizon, 2 * env.num_envs, policy.scale.device
     inputs = torch.empty((horizon + 1, rows, *policy.input_shape), device=device)
@@ -64,6 +72,8 @@ def collect(
     seats = None if partners is None else torch.as_tensor(seats, device=device)
     own = torch.arange(rows, device=device) if seats is None else torch.arange(0, rows, 2, device=device) + seats
     env.reset()
+    if begin is not None:
+        begin(env)
     for t in range(horizon + 1):
         policy.encode(env.observe(policy.encoding), inputs[t])
         if partners is None:
@@ -169,11 +179,31 @@ class Learner:
         self.env_steps = state["env_steps"]
 
     def update(
-        self, rollout: Rollout, bonus: Tensor, generator: torch.Generator, *, total_steps: float, context: str
+        self,
+        rollout: Rollout,
+        bonus: Tensor,
+        generator: torch.Generator,
+        *,
+        total_steps: float,
+        context: str,
+        credit: Tensor | None = None,
+        extra: Callable[[Policy], Tensor] | None = None,
     ) -> dict[str, float]:
-        """Improves the policy on one rollout; `bonus` (T, L) is added to the rewards in their raw unit.
+        """Improves the policy on one rollout.
 
         Step size and entropy coefficient reach their final values after `total_steps` environment steps.
+
+        Args:
+            rollout: What was played.
+            bonus: (T, L) or a scalar, added to the rewards in their raw unit.
+            generator: Of the order of the minibatches.
+            total_steps: Environment steps of the whole training.
+            context: Who learns, for an error.
+            credit: (T, L), added to the advantages in the raw unit of rewards.
+            extra: A further objective in the raw unit of rewards, climbed beside the advantages at every optimiser step.
+
+        Returns:
+            Means of what is logged.
 
         Raises:
             DivergenceError: A loss or gradient is not finite, found before the optimiser applied it.
@@ -187,6 +217,9 @@ class Learner:
         values = rollout.values.clone()
         values[-1] *= config.proper_time_limits
         advantage = advantages(rewards, values, gamma=config.gamma, decay=config.gae_lambda)
+        if credit is not None:
+            advantage += config.reward_scale * credit
+        unit = config.reward_scale / (float(advantage.std()) + 1e-8)  # a raw unit once advantages are normalised
         played = rollout.log_probs.gather(-1, rollout.actions.unsqueeze(-1))
         columns = (rollout.actions, played, values[:-1], advantage)
         actions, old_log_prob, old_value, flat = (column.flatten() for column in columns)
@@ -198,6 +231,8 @@ class Learner:
                 outputs = self.policy(inputs.index_select(0, batch))
                 old = (actions[batch], old_log_prob[batch], old_value[batch], flat[batch])
                 loss, parts = losses(outputs, *old, config=config, entropy_coef=entropy_coef)
+                if extra is not None:
+                    loss = loss - unit * extra(self.policy)
                 self.optimiser.zero_grad()
                 loss.backward()
                 norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
