@@ -200,7 +200,7 @@ class Learner:
             total_steps: Environment steps of the whole training.
             context: Who learns, for an error.
             credit: (T, L), added to the advantages in the raw unit of rewards.
-            extra: A further objective in the raw unit of rewards, climbed beside the advantages at every optimiser step.
+            extra: A further objective in the raw unit of rewards, climbed at every optimiser step.
 
         Returns:
             Means of what is logged.
