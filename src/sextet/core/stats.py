@@ -114,6 +114,20 @@ def paired_difference(a: Values, b: Values, *, confidence: float = 0.95, seed: i
     return bootstrap_interval(second - first, confidence=confidence, seed=seed)
 
 
+def difference_interval(a: Values, b: Values, *, confidence: float = 0.95) -> Interval:
+    """Welch's interval of mean(b) - mean(a), unpaired; UsageError for fewer than two values on a side."""
+    from scipy.stats import ttest_ind
+
+    first, second = _checked(a, "a"), _checked(b, "b")
+    if min(first.size, second.size) < 2:
+        raise UsageError(f"a difference needs two values on each side, got {first.size} and {second.size}")
+    gain = float(second.mean() - first.mean())
+    if first.std() == second.std() == 0:
+        return Interval(mean=gain, low=gain, high=gain, n=int(min(first.size, second.size)))
+    low, high = ttest_ind(second, first, equal_var=False).confidence_interval(confidence)
+    return Interval(mean=gain, low=float(low), high=float(high), n=int(min(first.size, second.size)))
+
+
 def welch_test(a: Values, b: Values) -> float:
     """Two-sided p of Welch's t-test for equal means of flat `a` and `b` (unequal variances, unpaired).
 

@@ -114,11 +114,11 @@ def cross_play(
     return [[cell(first, second) for second in agents] for first in agents]
 
 
-def heat_map(names: Sequence[str], matrix: Sequence[Sequence[Interval]], title: str) -> Figure:
-    """Draws a cross-play matrix with the mean of every cell written in it."""
+def heat_map(names: Sequence[str], matrix: Sequence[Sequence[float]], title: str) -> Figure:
+    """Draws a cross-play matrix of mean returns with every value written in its cell."""
     from matplotlib.figure import Figure
 
-    means = np.array([[cell.mean for cell in row] for row in matrix])
+    means = np.array(matrix)
     size = 2.2 + 0.62 * len(names)
     figure = Figure(figsize=(size + 0.8, size), layout="constrained")
     axes = figure.add_subplot()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Weights = Mapping[str, Tensor]
 NUM_ACTIONS = 6
+CHUNK = 4096  # rows evaluated at once by log_policy, so that a layer's output stays in the cache
 # Where each plane can change: Floor, Pots, Objects' cells (floor, counters), All of these, 1 cell, nowhere.
 _VARYING = {"planes20": "FFFFFFFFFF.....PPOOO", "planes26": "FFFFFFFFFF......P.A.PAOO.1"}
 _LARGEST = {"planes20": {15: 3, 16: 20}, "planes26": {16: 3, 18: 3, 20: 20}}
@@ -160,3 +161,10 @@ class PolicyAgent:
         if not np.isfinite(logits).all():
             raise DivergenceError(f"{self.name}: action logits are not finite")
         return sample_actions(logits, rng)
+
+
+@torch.inference_mode()
+def log_policy(policy: Policy, inputs: Tensor, weights: Weights | None = None) -> Tensor:
+    """Log-probabilities of all actions, (B, A), of inputs (B, ...) under the policy or other `weights`."""
+    rows = inputs.split(CHUNK)
+    return torch.cat([policy(part, weights)[:, :NUM_ACTIONS].log_softmax(-1) for part in rows])
