@@ -11,7 +11,8 @@ from sextet.core.errors import Interrupted, UsageError
 from sextet.mep.evaluate import play
 from sextet.mep.human_data import human_data_path
 from sextet.mep.overcooked import Overcooked
-from sextet.mep.policy import PolicyAgent
+from sextet.mep.policy import Policy, PolicyAgent
+from sextet.mep.tables import in_words
 
 TINY = {
     "method": "compare",
@@ -20,6 +21,7 @@ TINY = {
     "num_proxies": 2,
     "matrix_seeds": 2,
     "matrix_alphas": [0.0, 0.3],
+    "methods": "sp,mep,mep_uniform",
     "ppo": {"horizon": 400},
     "population": {"steps": 1600.0},
     "response": {"steps": 1600.0},
@@ -34,14 +36,14 @@ def no_human_data(monkeypatch, tmp_path):
 def test_comparison_without_human_games_says_so_and_finishes(tmp_path, no_human_data, capsys):
     run = sextet.train("mep", "smoke", directory=str(tmp_path / "run"), **TINY)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["summary"]
-    assert summary["SP self-play"]["n"] == summary["MEP self-play"]["n"] == 2
+    assert summary["cramped_room, SP, self-play"]["n"] == summary["cramped_room, MEP, self-play"]["n"] == 2
     assert summary["SP conventions of 8 levers"]["mean"] < summary["MEP conventions of 8 levers"]["mean"]
     assert not any("human" in name for name in summary)
     assert "sextet data human --download" in capsys.readouterr().err
-    words = json.loads((tmp_path / "run" / "artifacts" / "11-words.json").read_text())["text"]
+    words = json.loads((tmp_path / "run" / "artifacts" / "11-cramped_room-words.json").read_text())["text"]
     assert "no agent met a stand-in" in words
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "data:image/svg+xml" in page and "Everyone with everyone" in page
+    assert "data:image/svg+xml" in page and "everyone with everyone" in page
 
     policy = sextet.load(run)
     agent = PolicyAgent(policy)
@@ -54,35 +56,42 @@ def test_comparison_with_human_games_fills_the_table_and_resumes(tmp_path, monke
     from sextet.mep import compare
 
     original = compare.train_proxy
+    monkeypatch.setattr(compare, "train_proxy", lambda layout, data, *, seed: original(layout, data, seed=seed, epochs=1))
+    trained, train_agents = [], compare.train_agents
 
-    def short(layout, data, *, seed, progress):
-        return original(layout, data, seed=seed, epochs=1, progress=progress)
+    def stop_once(config, *arguments, **options):
+        trained.append(config.method)
+        if len(trained) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_agents(config, *arguments, **options)
 
-    monkeypatch.setattr(compare, "train_proxy", short)
-    calls = []
-
-    def stop_once(name):
-        function = getattr(compare, name)
-
-        def wrapped(*arguments, **options):
-            calls.append(name)
-            if len(calls) == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return function(*arguments, **options)
-
-        monkeypatch.setattr(compare, name, wrapped)
-
-    stop_once("train_population")
+    monkeypatch.setattr(compare, "train_agents", stop_once)
     with pytest.raises(Interrupted, match="sextet resume"):
         sextet.train("mep", "smoke", directory=str(tmp_path / "run"), **TINY)
-    assert (tmp_path / "run" / "parts" / "human-proxies" / "summary.json").exists()
-    monkeypatch.setattr(compare, "train_proxy", None)  # finished parts are not repeated
+    parts = tmp_path / "run" / "parts"
+    before = {path: path.stat().st_mtime_ns for path in parts.rglob("final/*.safetensors")}
+    assert parts / "cramped_room-sp-population" / "final" / "model.safetensors" in before
     assert main(["resume", str(tmp_path / "run"), "--quiet"]) == 0
-    table = json.loads((tmp_path / "run" / "artifacts" / "10-kitchen.json").read_text())
-    assert table["columns"][-1] == "with human, both seats"
-    assert [row[0] for row in table["rows"]] == ["SP", "MEP", "MEP, uniform partners", "human proxy"]
-    words = json.loads((tmp_path / "run" / "artifacts" / "11-words.json").read_text())["text"]
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items()), "finished parts are not repeated"
+    artifacts = tmp_path / "run" / "artifacts"
+    table = json.loads((artifacts / "10-cramped_room.json").read_text())
+    assert {"with human, both seats", "population entropy, nats"} <= set(table["columns"])
+    assert [row[0] for row in table["rows"]][:4] == ["SP", "MEP", "MEP, uniform partners", "human proxys"]
+    words = json.loads((artifacts / "11-cramped_room-words.json").read_text())["text"]
     assert words.count("Welch p =") == 2
+    agents = sorted(path.name for path in (tmp_path / "run" / "agents").iterdir())
+    assert "cramped_room-mep-uniform-partners-seed-1" in agents and "cramped_room-human-proxy-0" in agents
+    about = json.loads((tmp_path / "run" / "agents" / "cramped_room-mep-seed-0" / "config.json").read_text())
+    assert about["label"] == "MEP seed 0"
+    assert isinstance(sextet.load(str(tmp_path / "run" / "agents" / "cramped_room-mep-seed-0")), Policy)
+
+
+def test_words_say_where_mep_does_not_beat_fcp():
+    scores = {"SP": [100.0, 102.0, 98.0], "FCP": [130.0, 131.0, 129.0], "MEP": [129.0, 131.0, 130.5]}
+    text = in_words({"with human, both seats": scores}, list(scores))
+    assert "MEP does not beat FCP here." in text and "FCP with the human proxies, against SP: 30.0" in text
+    better = {**scores, "MEP": [150.0, 151.0, 149.0]}
+    assert "does not beat" not in in_words({"with human, both seats": better}, list(better))
 
 
 def test_train_eval_report_compare_and_load_from_the_command_line(tmp_path, no_human_data, capsys, monkeypatch):

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from sextet.core.errors import UsageError
-from sextet.core.stats import Interval
 from sextet.mep.evaluate import cross_play, evaluate_pairs, heat_map, play, sample_actions
 from sextet.mep.overcooked import Overcooked
 
@@ -87,8 +86,7 @@ def test_cross_play_rows_are_seat_0_and_columns_seat_1() -> None:
 
 
 def test_heat_map_writes_every_mean_legibly() -> None:
-    cells = [[Interval(mean=value, low=value, high=value, n=2) for value in row] for row in ([200.0, 7.4], [0.0, 95.0])]
-    figure = heat_map(["SP", "MEP"], cells, "cramped_room")
+    figure = heat_map(["SP", "MEP"], [[200.0, 7.4], [0.0, 95.0]], "cramped_room")
     axes = figure.axes[0]
     assert [text.get_text() for text in axes.texts] == ["200", "7", "0", "95"]
     assert [text.get_color() for text in axes.texts] == ["black", "white", "white", "white"]

@@ -13,12 +13,14 @@ from sextet.core.config import from_dict, to_dict
 from sextet.core.errors import UsageError
 from sextet.core.run import Run
 from sextet.core.seeding import torch_rng
-from sextet.mep import train as recipe
+from sextet.mep import members, responses
 from sextet.mep.config import PRESETS, Config, paper, smoke
+from sextet.mep.members import Members, population_bonus, train_population, train_populations, update_member
 from sextet.mep.overcooked import Layout, Overcooked
 from sextet.mep.policy import Policy
 from sextet.mep.ppo import Learner, collect
-from sextet.mep.train import Members, population_bonus, train, train_population, train_response, update_member
+from sextet.mep.responses import train_response
+from sextet.mep.train import train
 
 ROOM = Layout.load("cramped_room")
 
@@ -56,26 +58,38 @@ def env_for(config: Config) -> Overcooked:
 
 def test_update_depends_on_states_and_key_alone() -> None:
     config = settings(population__alpha=1.0)
-    members = learners(config, 2)
+    states = learners(config, 2)
     before = [Learner(config, ROOM, torch_rng(0, "init", index)).state_dict() for index in range(2)]
-    first, _ = update_member(config, env_for(config), members, 1, key=11)
-    assert equal(members, before), "the states given are left alone"
+    first, _ = update_member(config, env_for(config), states, 1, key=11)
+    assert equal(states, before), "the states given are left alone"
     used = env_for(config)
-    update_member(config, used, members, 0, key=12)
-    again, _ = update_member(config, used, members, 1, key=11)
+    update_member(config, used, states, 0, key=12)
+    again, _ = update_member(config, used, states, 1, key=11)
     assert equal(first, again)
-    other, _ = update_member(config, used, members, 1, key=13)
+    other, _ = update_member(config, used, states, 1, key=13)
     assert not equal(first["policy"], other["policy"])
 
 
 def test_alpha_zero_is_self_play_bit_for_bit() -> None:
     mep, sp = settings(population__alpha=0.0), settings(method="sp")
-    members = learners(mep, 3)
-    with_bonus, parts = update_member(mep, env_for(mep), members, 0, key=5)
-    alone, _ = update_member(sp, env_for(sp), members[:1], 0, key=5)
+    states = learners(mep, 4)
+    with_bonus, parts = update_member(mep, env_for(mep), states, 0, key=5)
+    alone, _ = update_member(sp, env_for(sp), states[:1], 0, key=5)
     assert equal(with_bonus, alone) and parts["population_entropy"] > 1.7
-    moved, _ = update_member(settings(population__alpha=5.0), env_for(mep), members, 0, key=5)
+    moved, _ = update_member(settings(population__alpha=5.0), env_for(mep), states, 0, key=5)
     assert not equal(moved["policy"], alone["policy"])
+
+
+def test_members_see_their_own_population_only() -> None:
+    config = settings(population__alpha=5.0)
+    states = learners(config, 4)
+    last, _ = update_member(config, env_for(config), states, 3, key=5)
+    states[2], states[0] = states[0], states[2]
+    changed, _ = update_member(config, env_for(config), states, 3, key=5)
+    assert not equal(last["policy"], changed["policy"])
+    states[2], states[0], states[1] = states[0], states[2], states[2]
+    same, _ = update_member(config, env_for(config), states, 3, key=5)
+    assert equal(last, same)
 
 
 def test_bonus_counts_the_learner_once() -> None:
@@ -108,11 +122,11 @@ def test_middle_checkpoint_by_return_and_by_iteration(tmp_path: Path) -> None:
     for rule, expected in (("by_return", [2, 6]), ("by_iteration", [4, 4])):
         config = settings(population__mid_checkpoint=rule, population__candidates=8)
         with opened(config, tmp_path / rule) as run:
-            members = Members(config, run, 8)
+            brood = Members(config, run, 1, 8)
         for step, returns in enumerate([(0, 0), (0, 0), (50, 0), (90, 5), (90, 5), (95, 8), (99, 22), (100, 40)]):
             states = [{"policy": {"at": torch.tensor(step + 1)}} for _ in returns]
-            members.advance(states, list(map(float, returns)))
-        chosen = members.choose()
+            brood.advance(states, list(map(float, returns)))
+        chosen = brood.populations()[0].weights
         assert [int(weights["at"]) for weights in chosen["mid"]] == expected
         assert [int(weights["at"]) for weights in chosen["final"]] == [8, 8]
         assert ("at" in chosen["init"][0]) == (rule == "by_iteration"), "by return, init is the untrained network"
@@ -136,8 +150,8 @@ def test_self_play_population_has_no_best_response(tmp_path: Path) -> None:
     config = settings(method="sp")
     with opened(config, tmp_path) as run:
         train(config, run)
-        members = train_population(config, run.child("population"))
-    assert equal(Policy.load(tmp_path / "final").state_dict(), members.weights["final"][0])
+        population = train_population(config, run.child("population"))
+    assert equal(Policy.load(tmp_path / "final").state_dict(), population.weights["final"][0])
     assert not (tmp_path / "parts" / "response").exists()
 
 
@@ -150,22 +164,32 @@ def test_stopped_run_continues_exactly(tmp_path: Path, monkeypatch: pytest.Monke
     class PowerCut(Exception):
         pass
 
-    original, calls = recipe.collect, []
+    module = members if part == "population" else responses
+    original, calls = module.collect, []
 
     def cut(*args, **kwargs):
-        calls.append(kwargs["partners"] is None)
-        if calls.count(part == "population") > at * (2 if part == "population" else 1):
+        calls.append(1)
+        if len(calls) > at * (2 if part == "population" else 1):
             raise PowerCut("power cut")
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(recipe, "collect", cut)
+    monkeypatch.setattr(module, "collect", cut)
     with pytest.raises(Exception, match="power cut"), opened(config, tmp_path / "cut") as run:
         train(config, run)
-    monkeypatch.setattr(recipe, "collect", original)
+    monkeypatch.setattr(module, "collect", original)
     with opened(config, tmp_path / "cut", resume=True) as run:
         train(config, run)
     for file in ("final/model.safetensors", "parts/population/metrics.jsonl", "parts/response/metrics.jsonl"):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes(), file
+
+
+def test_several_populations_at_once_are_several_alone_with_other_streams(tmp_path: Path) -> None:
+    config = settings(population__alpha=1.0)
+    with opened(config, tmp_path) as run:
+        both = train_populations(config, run.child("two"), 2)
+        again = train_populations(config, run.child("two"), 2)
+    assert equal([p.weights for p in both], [p.weights for p in again]), "a finished part is read back"
+    assert len(both) == 2 and not equal(both[0].weights["final"], both[1].weights["final"])
 
 
 @pytest.mark.slow
@@ -183,14 +207,14 @@ def test_response_prefers_the_partner_it_does_worst_with(tmp_path: Path, monkeyp
     config = settings(response__self_in_pool=False, response__beta=50.0, response__steps=160)
     pool = [state["policy"] for state in learners(config, 3)]
     values = torch.tensor([5.0, 9.0, 7.0, 8.0, 3.0, 6.0], dtype=torch.float64)
-    monkeypatch.setattr(recipe, "partner_returns", lambda *_: values.clone())
+    monkeypatch.setattr(responses, "partner_returns", lambda *_: values.clone())
     seen = {}
 
     def spy(*args, partners, seats):
         seen.update(partners=partners, seats=seats)
         return collect(*args, partners=partners, seats=seats)
 
-    monkeypatch.setattr(recipe, "collect", spy)
+    monkeypatch.setattr(responses, "collect", spy)
     with opened(config, tmp_path) as run:
         train_response(config, run, pool)
     assert seen["seats"].tolist() == [1] * 4, "entry 4 is partner 1 with the learner in seat 1"
@@ -209,11 +233,11 @@ def test_partner_returns_tell_partner_and_seat(monkeypatch: pytest.MonkeyPatch) 
         others = agents[1 - own].weights["biases.2"][:, 0]
         return (others + 10 * own).numpy().astype(float)
 
-    monkeypatch.setattr(recipe, "play", play)
+    monkeypatch.setattr(responses, "play", play)
     policy = Policy(ROOM, "planes20", "mlp", torch_rng(0, "init"))
-    partners = recipe.stack([policy.state_dict()] * 3)
+    partners = responses.stack([policy.state_dict()] * 3)
     partners["biases.2"][:, 0] = torch.tensor([1.0, 2.0, 3.0])
-    found = recipe.partner_returns(config, policy, partners, np.random.default_rng(0))
+    found = responses.partner_returns(config, policy, partners, np.random.default_rng(0))
     assert calls == [0, 1] and found.tolist() == [1, 2, 3, 11, 12, 13]
 
 

@@ -190,8 +190,6 @@ def update_member(
     options, partner, seats = config.population, None, None
     learner = Learner(config, env.layout)
     learner.load_state_dict(members[index])
-    first = index - index % options.size
-    others = [members[other]["policy"] for other in range(first, first + options.size) if other != index]
     if not options.both_seats:
         partner = members[index]["policy"]
         seats = np.full(env.num_envs, numpy_rng(key, "partner").integers(2))
@@ -202,6 +200,8 @@ def update_member(
         rollout = collect(env, learner.policy, generator, partners=partner, seats=seats, begin=begin)
         bonus, parts = torch.zeros(()), Parts()
         if config.method == "mep":
+            first = index - index % options.size
+            others = [members[other]["policy"] for other in range(first, first + options.size) if other != index]
             bonus, parts = population_bonus(config, learner.policy, rollout, others)
         context = f"member {index}, {learner.env_steps} environment steps"
         rng = torch_rng(key, "update", turn)
