@@ -37,7 +37,7 @@ def find_published(folder: Path | None = None) -> dict[str, Path]:
     Looks in `folder`, else in `overcooked/agents` of the data folder: that of the environment variable SEXTET_DATA,
     or `../shared/data` beside a source checkout.
     """
-    data = os.environ.get("SEXTET_DATA") or Path(__file__).parents[4] / "shared" / "data"
+    data = os.environ.get("SEXTET_DATA") or Path(__file__).parents[2].parent.parent / "shared" / "data"
     folder = folder or Path(data) / "overcooked" / "agents"
     names = (f"{method}_{layout}" for method in METHODS for layout in LAYOUTS)
     return {name: folder / name for name in sorted(names) if (folder / name / "model.json").is_file()}
