@@ -1,10 +1,10 @@
-"""Matrix games with several conventions, solved by exact policy gradient: MEP's effect in seconds.
+"""Matrix games with several conventions, solved by exact policy gradient: five methods in seconds.
 
 All games are two-player, symmetric and common-pay-off. The paper's own pay-off tables are not public, so the
 games and their settings are our choice. Softmax policies climb the exact gradient, so that a result depends
-on the initial logits alone; every alpha, seed and member is one row of a single tensor.
+on the initial logits alone (PBT's also on its mutations); every alpha, seed and member is one row of a tensor.
 
-Legend: V alphas, S seeds, n members, k partners, K actions.
+Legend: V alphas, then TrajeDi's weights, S seeds, n members, k partners, K actions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def blocks() -> MatrixGame:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the result table: `values` maps a metric to its value for each seed."""
+    """One line of the result table: `values` maps a metric to its value for each seed.
+
+    `alpha` is the weight of the method's diversity term: of TrajeDi's divergence, 0 where a method has none.
+    """
 
     game: str
     method: str
@@ -64,6 +67,7 @@ class Row:
 def train_population(
     game: MatrixGame,
     alphas: Sequence[float],
+    weights: Sequence[float] = (),
     *,
     num_seeds: int = 20,
     size: int = 8,
@@ -72,28 +76,88 @@ def train_population(
     seed: int = 0,
     keep_every: int = 25,
 ) -> Tensor:
-    """Trains populations of self-playing members with the population-entropy bonus.
+    """Trains populations of self-playing members: MEP's for each alpha, then TrajeDi's for each weight.
 
-    Each seat earns payoff - alpha log pibar(a), pibar being the mean policy of all members before the
-    step; alpha 0 is independent self-play, that is, SP and the seeds of FCP. Every alpha starts from the
-    same logits, drawn from N(0, 0.1^2).
+    MEP: each seat earns payoff - alpha log pibar(a), pibar being the mean policy of all members before the
+    step; alpha 0 is independent self-play, that is, SP and the seeds of FCP. TrajeDi: the members together
+    climb the sum of their returns + weight * n * JSD for each seat, so that a weight has the unit of an alpha.
+    A game of one step has one JSD for any discount, and n * JSD = sum_i KL(pi_i || pibar), whose gradient for
+    pi_i is log pi_i - log pibar, the changes of all other terms through pibar included. So TrajeDi is MEP
+    less the members' own entropy. All start from the same logits, drawn from N(0, 0.1^2).
 
     Returns:
         (H, V, S, n, K) log-probabilities at every `keep_every` iterations, the start first and the end last.
     """
-    draw = 0.1 * torch.randn((num_seeds, size, len(game.payoff)), generator=torch_rng(seed, "init")).double()
-    logits = draw.expand(len(alphas), *draw.shape).clone()
-    weight = torch.tensor(alphas, dtype=torch.float64).view(-1, 1, 1, 1)
+    draw = _initial_logits(game, num_seeds, size, seed)
+    logits = draw.expand(len(alphas) + len(weights), *draw.shape).clone()
+    between = torch.tensor([*alphas, *weights], dtype=torch.float64).view(-1, 1, 1, 1)
+    inside = torch.tensor([*[0.0] * len(alphas), *weights], dtype=torch.float64).view(-1, 1, 1, 1)
     history = []
     for iteration in range(iterations + 1):
         log_probs = logits.log_softmax(-1)
         if iteration % keep_every == 0 or iteration == iterations:
             history.append(log_probs)
-        log_mean = mean_log_policy(log_probs.movedim(2, 0).flatten(1, 2)).view(len(alphas), num_seeds, 1, -1)
+        log_mean = mean_log_policy(log_probs.movedim(2, 0).flatten(1, 2)).view(len(logits), num_seeds, 1, -1)
         probs = log_probs.exp()
-        value = probs @ game.payoff - weight * log_mean
+        value = probs @ game.payoff - between * log_mean + inside * log_probs
         logits += learning_rate * 2 * _softmax_gradient(probs, value)  # 2: both seats follow the same policy
     return torch.stack(history)
+
+
+def train_pbt(
+    game: MatrixGame,
+    *,
+    num_seeds: int = 20,
+    size: int = 8,
+    generations: int = 60,
+    iterations: int = 50,
+    learning_rate: float = 0.5,
+    seed: int = 0,
+) -> Tensor:
+    """Population-based training: all pairs learn together, and each generation ends with `select_and_mutate`.
+
+    A member's partners are all members, itself included, in both seats. As in the 2019 code its score is the
+    mean return of its pairs; the learning rate is the only hyper-parameter an exact gradient has. Generations
+    and iterations are our choice: as many steps as the other methods take.
+
+    Returns:
+        (S, n, K) log-probabilities of the members, the best first.
+    """
+    logits = _initial_logits(game, num_seeds, size, seed)
+    rates = torch.full((num_seeds, size), learning_rate, dtype=torch.float64)
+    for generation in range(generations):
+        for _ in range(iterations):
+            probs = logits.softmax(-1)
+            value = probs.mean(1, keepdim=True) @ game.payoff
+            logits += rates.unsqueeze(-1) * 2 * _softmax_gradient(probs, value)
+        chance = torch.rand((num_seeds, 2), generator=torch_rng(seed, "update", "pbt", generation)).double()
+        logits, rates = select_and_mutate(logits, rates, pair_scores(game, logits), chance)
+    order = pair_scores(game, logits).argsort(dim=1, descending=True, stable=True)
+    return logits.log_softmax(-1).take_along_dim(order.unsqueeze(-1), 1)
+
+
+def pair_scores(game: MatrixGame, logits: Tensor) -> Tensor:
+    """Mean return of each member over its pairs with all members: (S, n, K) logits -> (S, n)."""
+    probs = logits.softmax(-1)
+    return (probs @ game.payoff @ probs.mT).mean(-1)
+
+
+def select_and_mutate(logits: Tensor, rates: Tensor, scores: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
+    """Overwrites each seed's worst member with its best, weights and rate, and mutates the copy's rate.
+
+    With probability 0.33 the rate is multiplied by 0.75 or 1.25, as in the 2019 code. (S, n, K) logits, (S, n)
+    rates and scores, (S, 2) uniform `chance` -> new logits and rates.
+    """
+    seeds, best, worst = torch.arange(len(scores)), scores.argmax(1), scores.argmin(1)
+    logits, rates = logits.clone(), rates.clone()
+    logits[seeds, worst] = logits[seeds, best]
+    factor = torch.where(chance[:, 1] < 0.5, 0.75, 1.25).where(chance[:, 0] < 0.33, 1.0)
+    rates[seeds, worst] = rates[seeds, best] * factor
+    return logits, rates
+
+
+def _initial_logits(game: MatrixGame, num_seeds: int, size: int, seed: int) -> Tensor:
+    return 0.1 * torch.randn((num_seeds, size, len(game.payoff)), generator=torch_rng(seed, "init")).double()
 
 
 def _softmax_gradient(probs: Tensor, value: Tensor) -> Tensor:
@@ -101,25 +165,27 @@ def _softmax_gradient(probs: Tensor, value: Tensor) -> Tensor:
     return probs * (value - (probs * value).sum(-1, keepdim=True))
 
 
-def population_row(game: MatrixGame, history: Tensor, alphas: Sequence[float], index: int) -> Row:
-    """Conventions (distinct likeliest actions), entropies, self-play and cross-play of one alpha."""
-    final = history[-1, index]
-    probs = final.exp()
-    found = game.convention[probs.argmax(-1)]
+def conventions(game: MatrixGame, log_probs: Tensor) -> Tensor:
+    """The convention of each policy's likeliest action: (..., K) -> (...)."""
+    return game.convention[log_probs.argmax(-1)]
+
+
+def population_row(game: MatrixGame, log_probs: Tensor, method: str, alpha: float = 0.0) -> Row:
+    """Different conventions, entropies, self-play and cross-play of (S, n, K) populations, one for each seed."""
+    probs = log_probs.exp()
     size = probs.shape[1]
     pairs = probs @ game.payoff @ probs.mT
     own = pairs.diagonal(dim1=-2, dim2=-1)
     crossed = (pairs.sum((-1, -2)) - own.sum(-1)) / max(size * (size - 1), 1)
     values = {
-        "conventions": torch.tensor([float(row.unique().numel()) for row in found]),
-        "population_entropy": population_entropy(final.movedim(1, 0)),
-        "entropy": entropy(final).mean(-1),
+        "conventions": torch.tensor([float(row.unique().numel()) for row in conventions(game, log_probs)]),
+        "population_entropy": population_entropy(log_probs.movedim(1, 0)),
+        "entropy": entropy(log_probs).mean(-1),
         "self_play": own.mean(-1),
         "cross_play": crossed,
     }
-    alpha = alphas[index]
     lists = {name: value.tolist() for name, value in values.items()}
-    return Row(game=game.name, method="MEP" if alpha > 0 else "SP", alpha=alpha, beta=None, values=lists)
+    return Row(game=game.name, method=method, alpha=alpha, beta=None, values=lists)
 
 
 def partner_pool(game: MatrixGame, history: Tensor) -> Tensor:
@@ -170,29 +236,42 @@ def run_matrix_games(
     *,
     num_seeds: int = 20,
     alphas: Sequence[float] = (0.0, 0.01, 0.05, 0.1, 0.3, 0.5, 1.0),
+    weights: Sequence[float] = (0.1, 0.3, 0.5, 1.0),
     seed: int = 0,
     between: Callable[[], None] = lambda: None,
 ) -> list[Row]:
     """All rows of the comparison: three one-shot games, then best responses in the repeated lever game.
 
-    In the repeated game (10 rounds of `lever_graded`) SP trains with one member's final policy alone, FCP
-    with the pool of alpha 0 and MEP with those of the other alphas; each is tested with all eight pure
-    conventions. The row of alpha 0 of the one-shot games is both SP and the population of FCP.
-    `between` is called between games, where a caller may stop.
+    The rows of a one-shot game are SP and MEP by `alphas`, PBT, and TrajeDi by `weights`; alpha 0 is both SP and
+    the population of FCP. In the repeated game (10 rounds of `lever_graded`) SP answers one member's final
+    policy alone, PBT its best member alone, FCP the pool of alpha 0, MEP those of the other alphas and TrajeDi
+    its own, as FCP does, with uniform weights (its authors train members and response together); each is
+    tested with all eight pure conventions. `between` is called between games, where a caller may stop.
     """
-    rows = []
+    rows, several = [], len(alphas)
     for game in (lever_equal(), lever_graded(), blocks()):
-        history = train_population(game, alphas, num_seeds=num_seeds, seed=seed)
-        rows += [population_row(game, history, alphas, index) for index in range(len(alphas))]
+        final = train_population(game, alphas, weights, num_seeds=num_seeds, seed=seed)[-1]
+        rows += [population_row(game, final[i], "MEP" if alpha > 0 else "SP", alpha) for i, alpha in enumerate(alphas)]
+        rows.append(population_row(game, train_pbt(game, num_seeds=num_seeds, seed=seed), "PBT"))
+        rows += [population_row(game, final[several + i], "TrajeDi", weight) for i, weight in enumerate(weights)]
         between()
     game = lever_graded()
-    history = train_population(game, alphas, num_seeds=num_seeds, iterations=1500, seed=seed)
-    pools = {"SP": (history[-1, :1, :, :1].exp(), (0.0,)), "MEP": (partner_pool(game, history), (0.0, 3.0))}
-    for method, (pool, betas) in pools.items():
-        for beta in betas:
-            scores = best_response(game, pool, beta=beta, seed=seed)
-            for alpha, score in zip(alphas, scores, strict=False):
-                values = {"return": score.mean(-1).tolist(), "worst": score.amin(-1).tolist()}
-                name = "FCP" if method == "MEP" and alpha == 0 else method
-                rows.append(Row(game="repeated_lever", method=name, alpha=alpha, beta=beta, values=values))
-    return rows
+    history = train_population(game, alphas, weights, num_seeds=num_seeds, iterations=1500, seed=seed)
+    evolved = train_pbt(game, num_seeds=num_seeds, generations=30, seed=seed)
+    alone = torch.stack([history[-1, 0, :, :1], evolved[:, :1]]).exp()
+    pool = partner_pool(game, history)
+
+    def answers(labels: Sequence[tuple[str, float]], pool: Tensor, beta: float) -> list[Row]:
+        scores = best_response(game, pool, beta=beta, seed=seed)
+        return [
+            Row(game="repeated_lever", method=method, alpha=alpha, beta=beta, values=values)
+            for (method, alpha), score in zip(labels, scores, strict=True)
+            for values in [{"return": score.mean(-1).tolist(), "worst": score.amin(-1).tolist()}]
+        ]
+
+    mep = [("MEP" if alpha > 0 else "FCP", alpha) for alpha in alphas]
+    trajedi = [("TrajeDi", weight) for weight in weights]
+    selfish, best = answers([("SP", alphas[0]), ("PBT", 0.0)], alone, 0.0)
+    uniform = answers([*mep, *trajedi], pool, 0.0)
+    prioritised = answers(mep, pool[:several], 3.0)
+    return [*rows, selfish, *uniform[:several], *prioritised, best, *uniform[several:]]
