@@ -28,6 +28,11 @@ TINY = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_published_agents(monkeypatch, tmp_path):
+    monkeypatch.setenv("SEXTET_DATA", str(tmp_path / "absent"))
+
+
 @pytest.fixture
 def no_human_data(monkeypatch, tmp_path):
     monkeypatch.setenv("SEXTET_HUMAN_DATA", str(tmp_path / "absent.npz"))
@@ -56,7 +61,9 @@ def test_comparison_with_human_games_fills_the_table_and_resumes(tmp_path, monke
     from sextet.mep import compare
 
     original = compare.train_proxy
-    monkeypatch.setattr(compare, "train_proxy", lambda layout, data, *, seed: original(layout, data, seed=seed, epochs=1))
+    monkeypatch.setattr(
+        compare, "train_proxy", lambda layout, data, *, seed: original(layout, data, seed=seed, epochs=1)
+    )
     trained, train_agents = [], compare.train_agents
 
     def stop_once(config, *arguments, **options):
@@ -76,7 +83,7 @@ def test_comparison_with_human_games_fills_the_table_and_resumes(tmp_path, monke
     artifacts = tmp_path / "run" / "artifacts"
     table = json.loads((artifacts / "10-cramped_room.json").read_text())
     assert {"with human, both seats", "population entropy, nats"} <= set(table["columns"])
-    assert [row[0] for row in table["rows"]][:4] == ["SP", "MEP", "MEP, uniform partners", "human proxys"]
+    assert [row[0] for row in table["rows"]][:4] == ["SP", "MEP", "MEP, uniform partners", "human proxies"]
     words = json.loads((artifacts / "11-cramped_room-words.json").read_text())["text"]
     assert words.count("Welch p =") == 2
     agents = sorted(path.name for path in (tmp_path / "run" / "agents").iterdir())

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from sextet.core.errors import UsageError
+from sextet.core.stats import Interval
 from sextet.mep.evaluate import cross_play, evaluate_pairs, heat_map, play, sample_actions
 from sextet.mep.overcooked import Overcooked
 

@@ -114,7 +114,7 @@ def test_bonus_counts_the_learner_once() -> None:
 
 def test_paper_settings_update_one_seat_beside_a_frozen_copy() -> None:
     config = settings(paper(), ppo__num_envs=2, ppo__horizon=20, ppo__minibatches=2, ppo__epochs=1)
-    state, parts = update_member(config, env_for(config), learners(config, 2), 0, key=3)
+    state, parts = update_member(config, env_for(config), learners(config, 5), 0, key=3)
     assert state["env_steps"] == 3 * 40 and 0 < parts["population_entropy"] <= np.log(6)
 
 

@@ -22,6 +22,7 @@ from sextet.mep.judge import Role, measure_entropies, play_pairs, schedule
 from sextet.mep.members import Population
 from sextet.mep.overcooked import Layout, Overcooked
 from sextet.mep.policy import Policy
+from sextet.mep.published import METHODS as PUBLISHED_METHODS
 from sextet.mep.published import find_published, load_published
 from sextet.mep.tables import Kitchen, kitchen_tables, overall_tables
 from sextet.mep.train import train_agents
@@ -82,11 +83,9 @@ def kitchen_part(config: Config, run: Run, workers: Workers) -> tuple[Kitchen, P
     assert isinstance(best, Policy)
     proxies = proxy_part(config, run.child(f"{stem}-proxies"), run, workers)
     cast += [Role(name=f"{HUMAN} {index}", group=HUMAN, seed=index, player=p) for index, p in enumerate(proxies)]
-    published = {name: load_published(path) for name, path in find_published().items() if name.endswith(stem)}
-    cast += [
-        Role(name=f"{PUBLISHED} {name.removesuffix(stem).strip('_')}", group=PUBLISHED, seed=index, player=policy)
-        for index, (name, policy) in enumerate(published.items())
-    ]
+    for index, (name, folder) in enumerate(item for item in find_published().items() if item[0].endswith(stem)):
+        label = f"{PUBLISHED} {PUBLISHED_METHODS[name.removesuffix(f'_{stem}')]}"
+        cast.append(Role(name=label, group=PUBLISHED, seed=index, player=load_published(folder)))
     close = [index for index, role in enumerate(cast) if index >= learned or role.seed < CLOSE_SEEDS]
     pairs = schedule(cast, range(learned, len(cast)), close, config.games, CLOSE_GAMES)
     scores = play_pairs(config, run.child(f"{stem}-games"), cast, pairs, workers)
@@ -149,13 +148,15 @@ def matrix_tables(run: Run, rows: Sequence[matrix_game.Row], summary: dict[str, 
 
     table = [(row, {name: bootstrap_interval(values) for name, values in row.values.items()}) for row in rows]
     one_shot = [(row, cells) for row, cells in table if row.beta is None]
+    ours = [(row, cells) for row, cells in one_shot if row.method in ("SP", "MEP")]
     save_table(
         run.artifact("70-matrix-games"),
         title="Matrix games: does the population find many conventions?",
         columns=["game", "method", "alpha", *(name.replace("_", " ") for name in one_shot[0][1])],
         rows=[[row.game, row.method, row.alpha, *cells.values()] for row, cells in one_shot],
         note="Mean and 95 % interval over seeds of 8 members each. Conventions: different likeliest actions in the "
-        "population (8 levers; 5 blocks). The games and their settings are ours: the paper's pay-offs are not public.",
+        "population (8 levers; 5 blocks). TrajeDi's alpha is its weight. The games and their settings are ours: the "
+        "paper's pay-offs are not public.",
     )
     save_table(
         run.artifact("71-repeated"),
@@ -167,8 +168,8 @@ def matrix_tables(run: Run, rows: Sequence[matrix_game.Row], summary: dict[str, 
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     for place, name in enumerate(("conventions", "self_play"), 1):
         axes = figure.add_subplot(1, 2, place)
-        for game in dict.fromkeys(row.game for row, _ in one_shot):
-            points = [(f"{row.alpha:g}", cells[name]) for row, cells in one_shot if row.game == game]
+        for game in dict.fromkeys(row.game for row, _ in ours):
+            points = [(f"{row.alpha:g}", cells[name]) for row, cells in ours if row.game == game]
             means = [cell.mean for _, cell in points]
             axes.plot([alpha for alpha, _ in points], means, marker="o", label=game.replace("_", " "))
             if points[0][1].low is not None:
@@ -177,6 +178,6 @@ def matrix_tables(run: Run, rows: Sequence[matrix_game.Row], summary: dict[str, 
         axes.set(xlabel="alpha (0: SP)", title=name.replace("_", " "), ylim=(0, None))
     axes.legend(frameon=False)
     save_figure(run.artifact("72-alpha"), figure, title="What alpha buys, and what it costs")
-    graded = [(row, cells["conventions"]) for row, cells in one_shot if row.game == "lever_graded"]
+    graded = [(row, cells["conventions"]) for row, cells in ours if row.game == "lever_graded"]
     for row, found in (graded[0], max(graded, key=lambda pair: pair[1].mean)):
         summary[f"{row.method} conventions of 8 levers"] = found.as_dict()

@@ -19,6 +19,7 @@ from sextet.mep.policy import Policy, PolicyAgent
 from sextet.report.build import save_figure, save_table, save_text
 
 WITH_HUMAN, WITH_PUBLISHED = "with human, both seats", "with 2019 agents, both seats"
+PLURAL = {"human proxy": "human proxies", "published 2019 agent": "published 2019 agents"}
 BASES = ("SP", "FCP")  # what every other method is compared with in words
 
 
@@ -77,7 +78,7 @@ def kitchen_tables(config: Config, run: Run, kitchen: Kitchen, number: int) -> d
     for group in (kitchen.human, kitchen.published):
         if members := kitchen.of(group):
             own = bootstrap_interval([kitchen.scores[index, index] for index in members])
-            rows.append([f"{group}s", own, *[None] * (len(columns) - 1)])
+            rows.append([PLURAL[group], own, *[None] * (len(columns) - 1)])
     population, response = config.population, config.response
     save_table(
         run.artifact(f"{start}-{layout.name}"),
@@ -88,7 +89,8 @@ def kitchen_tables(config: Config, run: Run, kitchen: Kitchen, number: int) -> d
         f"games a partner and seat, sampled actions. SP, PBT members and best responses: {response.steps:,.0f} "
         f"environment steps each. TrajeDi, FCP and MEP: {population.size} members of {population.steps:,.0f} steps "
         f"before that. Agents meet {len(kitchen.of(kitchen.human))} human proxies, clones of the 2019 test games, and "
-        f"{len(kitchen.of(kitchen.published))} published agents, and are judged by the mean over them. The population "
+        f"{len(kitchen.of(kitchen.published))} published agents, one of which trained beside a clone of the test "
+        f"games, and are judged by the mean over them; the last rows are these with themselves. The population "
         f"entropies of one seed are on the same states.",
     )
     words = in_words(columns, kitchen.methods)
@@ -133,7 +135,8 @@ def _against(base: str, scores: Mapping[str, Sequence[float]], methods: Sequence
         if method == base or (base == "FCP" and not method.startswith("MEP")):
             continue
         gain, share = difference(scores[base], scores[method]), float(np.mean(scores[base]))
-        text = f"{method} with the human proxies, against {base}: {gain} points ({100 * gain.mean / share:+.0f} %)"
+        percent = f" ({100 * gain.mean / share:+.0f} %)" if share else ""
+        text = f"{method} with the human proxies, against {base}: {gain} points{percent}"
         if gain.low is None or gain.high is None:
             lines.append(f"{text}; one seed each, so chance is not judged.")
             continue
@@ -165,6 +168,8 @@ def overall_tables(config: Config, run: Run, kitchens: Sequence[Kitchen]) -> dic
     for name in names:
         for _, columns in measured:
             base = float(np.mean(columns[name]["SP"]))
+            if not base:
+                return {}
             for method, values in columns[name].items():
                 pooled[name].setdefault(method, []).extend(value / base for value in values)
     methods = kitchens[0].methods
