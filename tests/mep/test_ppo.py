@@ -265,3 +265,45 @@ def test_step_size_and_entropy_weight_fall_to_their_final_values(monkeypatch: py
         rates.append(learner.optimiser.param_groups[0]["lr"])
     np.testing.assert_allclose(seen, [0.3, 0.2, 0.1])
     np.testing.assert_allclose(rates, [2e-3, 1.1e-3, 2e-4])
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+@pytest.mark.parametrize(("encoding", "net"), [("planes20_legacy", "mlp"), ("planes26", "conv"), ("features62", "mlp")])
+def test_a_policy_sees_the_encoded_observations(backend: str, encoding: str, net: str) -> None:
+    if backend == "numba":
+        pytest.importorskip("numba")
+    policy, env, rng = make(encoding=encoding, net=net), Overcooked(ROOM, 8, backend=backend), np.random.default_rng(0)
+    rows = rng.permutation(16)[:9]
+    seen, chosen = torch.empty(16, *policy.input_shape), torch.empty(9, *policy.input_shape)
+    for _ in range(60):
+        env.step(rng.integers(0, 6, (8, 2)))
+        expected = torch.empty_like(seen)
+        policy.encode(env.observe(encoding), expected)
+        assert torch.equal(policy.see(env, seen), expected)
+        assert torch.equal(policy.see(env, chosen, rows), expected[torch.from_numpy(rows)])
+
+
+def test_gradient_of_the_losses_is_that_of_automatic_differentiation() -> None:
+    def plain(outputs: torch.Tensor) -> torch.Tensor:
+        log_probs, value = outputs[:, :6].log_softmax(1), outputs[:, 6]
+        normal = (advantage - advantage.mean()) / advantage.std(correction=0)
+        ratio = (log_probs[torch.arange(400), actions] - old_log_prob).exp()
+        gain = torch.minimum(normal * ratio, normal * ratio.clamp(0.8, 1.2)).mean()
+        near = old_value + (value - old_value).clamp(-0.2, 0.2) - target
+        critic = torch.maximum((value - target).square(), near.square()).mean() / 2
+        return -gain + 0.3 * (log_probs.exp() * log_probs).sum(1).mean() + 0.5 * critic
+
+    rng = torch_rng(0, "losses")
+    outputs, noise = (torch.randn(400, 7, generator=rng, dtype=torch.float64) for _ in range(2))
+    actions = torch.randint(6, (400,), generator=rng)
+    old_log_prob, old_value, advantage = noise[:, 0] / 3 - 1.8, outputs[:, 6] + noise[:, 1] / 3, noise[:, 2]
+    target, found = advantage + old_value, []
+    config = PPOConfig(clip=0.2, value_coef=0.5)
+    for loss in (
+        plain,
+        lambda x: losses(x, actions, old_log_prob, old_value, advantage, config=config, entropy_coef=0.3)[0],
+    ):
+        varied = outputs.clone().requires_grad_()
+        loss(varied).backward()
+        found.append(varied.grad)
+    torch.testing.assert_close(*found)

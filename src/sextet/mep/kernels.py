@@ -36,6 +36,7 @@ class Kernels(NamedTuple):
     name: str
     step: Callable[[Arrays, Arrays, Array, Array, Array], int]
     planes: Callable[[int, Arrays, Arrays, int, Arrays, Array], None]
+    select: Callable[[Array, Array, Array, Array, Array], None]
 
 
 @cache
@@ -60,7 +61,7 @@ def numba_kernels() -> Kernels:
 
         return call
 
-    return Kernels("numba", jit(step_loop), jit(planes_loop))
+    return Kernels("numba", jit(step_loop), jit(planes_loop), jit(select_loop))
 
 
 def step_loop(world: Arrays, state: Arrays, actions: Array, sparse: Array, shaped: Array) -> int:
@@ -260,4 +261,17 @@ def planes_numpy(mode: int, world: Arrays, state: Arrays, horizon: int, drawn: A
         out[:, :, 25] = (horizon - time < URGENT)[:, None, None]
 
 
-NUMPY_KERNELS = Kernels("numpy", step_numpy, planes_numpy)
+def select_loop(canvas: Array, rows: Array, columns: Array, scale: Array, out: Array) -> None:
+    """Writes chosen rows and columns of `canvas` uint8, scaled column by column, to `out` (rows, columns) float32."""
+    for i in range(len(rows)):
+        seen, to = canvas[rows[i]], out[i]
+        for j in range(len(columns)):
+            to[j] = scale[j] * seen[columns[j]]
+
+
+def select_numpy(canvas: Array, rows: Array, columns: Array, scale: Array, out: Array) -> None:
+    """`select_loop` on whole arrays."""
+    np.multiply(canvas[rows[:, None], columns], scale, out=out)
+
+
+NUMPY_KERNELS = Kernels("numpy", step_numpy, planes_numpy, select_numpy)

@@ -18,12 +18,13 @@ from sextet.core.checkpoint import pack_tensors
 from sextet.core.errors import DataError, DivergenceError
 from sextet.core.files import atomic_write_bytes, read_json, write_json
 from sextet.mep.evaluate import sample_actions
-from sextet.mep.overcooked import Layout, Overcooked, observation_shape
+from sextet.mep.overcooked import MODES, Layout, Overcooked, observation_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Weights = Mapping[str, Tensor]
+Layers = list[tuple[Tensor, Tensor]]
 NUM_ACTIONS = 6
 CHUNK = 4096  # rows evaluated at once by log_policy, so that a layer's output stays in the cache
 # Where each plane can change: Floor, Pots, Objects' cells (floor, counters), All of these, 1 cell, nowhere.
@@ -86,15 +87,39 @@ class Policy(nn.Module):
         flat = flat if self.net == "conv" else flat.index_select(1, self.columns)
         return out.view(len(out), -1).copy_(flat).mul_(self.scale)
 
+    def see(self, env: Overcooked, out: Tensor, rows: NDArray[np.int64] | None = None) -> Tensor:
+        """Fills `out` with the network's inputs for what the players of `env` see now; returns it.
+
+        Args:
+            env: N games in this policy's kitchen.
+            out: (R, *input_shape) float32.
+            rows: (R,) players, 2 * game + seat; by default all 2N.
+        """
+        if self.net == "conv" or self.encoding not in MODES or out.device.type != "cpu":
+            seen = env.observe(self.encoding).reshape(2 * env.num_envs, -1)
+            self.encode(seen if rows is None else seen[rows], out)
+            return out
+        rows = np.arange(2 * env.num_envs) if rows is None else rows
+        env.observe_columns(self.encoding, rows, self.columns.numpy(), self.scale.numpy(), out.numpy())
+        return out
+
+    def layers(self, weights: Weights | None = None) -> Layers:
+        """Returns weight and bias of every layer, of this policy or as `forward` takes them."""
+        if weights is None:
+            return list(zip(self.weights, self.biases, strict=True))
+        return [(weights[f"weights.{layer}"], weights[f"biases.{layer}"]) for layer in range(len(self.weights))]
+
     def forward(self, inputs: Tensor, weights: Weights | None = None) -> Tensor:
         """Returns (B, 7): six action logits, then the value, of inputs (B, *input_shape).
 
         `weights` replaces the policy's own: of one policy, or of B policies, (B, ...) each, one per row.
         """
-        hidden, last = inputs, len(self.weights) - 1
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if weights is not None:
-                weight, bias = weights[f"weights.{layer}"], weights[f"biases.{layer}"]
+        return self.apply_layers(inputs, self.layers(weights))
+
+    def apply_layers(self, inputs: Tensor, layers: Layers) -> Tensor:
+        """`forward` with `layers` looked up before: for a small batch that takes as long as the arithmetic."""
+        hidden, last = inputs, len(layers) - 1
+        for layer, (weight, bias) in enumerate(layers):
             if weight.dim() >= 4:
                 groups = len(weight) if weight.dim() == 5 else 1  # one convolution, the policies side by side
                 maps = hidden.reshape(-1, groups * hidden.shape[1], *hidden.shape[2:])
@@ -106,7 +131,7 @@ class Policy(nn.Module):
             else:
                 hidden = functional.linear(hidden.flatten(1), weight, bias)
             if layer < last:
-                hidden = functional.leaky_relu(hidden, 0.2) if self.net == "conv" else hidden.relu()
+                hidden = functional.leaky_relu(hidden, 0.2) if self.net == "conv" else hidden.relu_()
         return hidden
 
     def save(self, folder: Path | str) -> None:
@@ -156,7 +181,7 @@ class PolicyAgent:
     def act(self, env: Overcooked, seat: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Samples (N,) actions; raises DivergenceError if the logits are not finite."""
         inputs = torch.empty((env.num_envs, *self.policy.input_shape), device=self.policy.scale.device)
-        self.policy.encode(env.observe(self.policy.encoding, seat=seat), inputs)
+        self.policy.see(env, inputs, np.arange(seat, 2 * env.num_envs, 2))
         logits = self.policy(inputs, self.weights)[:, :NUM_ACTIONS].cpu().numpy()
         if not np.isfinite(logits).all():
             raise DivergenceError(f"{self.name}: action logits are not finite")
