@@ -1,5 +1,6 @@
 """A run killed at random moments and resumed equals one that was left alone."""
 
+import os
 import time
 
 import pytest
@@ -47,3 +48,62 @@ def test_another_backend_leaves_the_same_result(tmp_path, straight, workers):
     code, _, err = call(*ARGUMENTS, "--out", tmp_path, "--workers", workers)
     assert code == 0, err
     assert result(tmp_path / "mep" / "run") == straight
+
+
+COMPARISON = (
+    *("train", "mep", "--preset", "smoke", "--method", "compare", "--quiet", "--name", "run", "--save-every", "1"),
+    *("--num-seeds", "2", "--games", "2", "--matrix-seeds", "2", "--matrix-alphas", "0", "0.3"),
+    *("--layouts", "cramped_room,coordination_ring", "--population.size", "2", "--population.steps", "960"),
+)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """Environment without human games and published agents: the comparison trains and plays, and is short."""
+    nowhere = str(tmp_path_factory.mktemp("nowhere") / "absent")
+    return {**os.environ, "SEXTET_HUMAN_DATA": nowhere, "SEXTET_DATA": nowhere}
+
+
+@pytest.fixture(scope="module")
+def straight_comparison(tmp_path_factory, bare):
+    out = tmp_path_factory.mktemp("comparison")
+    code, _, err = call(*COMPARISON, "--out", out, env=bare)
+    assert code == 0, err
+    return whole(out / "mep" / "run")
+
+
+def whole(directory):
+    """Weights and metrics of all parts, and every table of the report."""
+    tables = {path.name: path.read_bytes() for path in sorted((directory / "artifacts").glob("*.json"))}
+    assert "10-cramped_room.json" in tables and "20-coordination_ring.json" in tables
+    return result(directory) | tables
+
+
+RAY = pytest.param("ray:2", marks=[pytest.mark.ray, pytest.mark.slow])
+
+
+@pytest.mark.parametrize("workers", ["process:2", RAY])
+def test_another_backend_leaves_the_same_comparison(tmp_path, straight_comparison, bare, workers):
+    code, _, err = call(*COMPARISON, "--out", tmp_path, "--workers", workers, env=bare)
+    assert code == 0, err
+    assert whole(tmp_path / "mep" / "run") == straight_comparison
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_comparison_killed_anywhere_goes_on_and_repeats_no_finished_part(tmp_path, straight_comparison, bare):
+    directory = tmp_path / "mep" / "run"
+    finished: dict[str, int] = {}
+    for session in range(15):
+        command = ("resume", directory, "--quiet") if session else (*COMPARISON, "--out", tmp_path)
+        process = start(*command, env=bare)
+        time.sleep(2.5 + 0.7 * session % 3)
+        process.kill()
+        process.communicate()
+        for part, time_written in finished.items():
+            assert (directory / "parts" / part / "summary.json").stat().st_mtime_ns == time_written, part
+        for path in directory.glob("parts/*/summary.json"):
+            finished[path.parent.name] = path.stat().st_mtime_ns
+    code, _, err = call("resume", directory, "--quiet", env=bare)
+    assert code == 0, err
+    assert whole(directory) == straight_comparison

@@ -117,7 +117,7 @@ class TrajeDiConfig:
     """The bonus of TrajeDi's population."""
 
     weight: float = 0.03
-    """Weight of the divergence of trajectories, in units of raw reward per nat and step; 0 is SP. Ours, from a pilot run:
+    """Weight of the divergence of trajectories, in units of raw reward per nat and step; 0 is SP. Ours, from a pilot:
     members diverge and lose no return; with 0.1 three of five learned nothing else."""
     gamma: float = 0.5
     """Reach of the kernel over steps, 0 to 1 (ZSC-Eval code: 0.5)."""
