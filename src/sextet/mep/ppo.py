@@ -66,33 +66,33 @@ def collect(
     horizon, num_envs, device = env.horizon, env.num_envs, policy.scale.device
     # argmax(logits - log E) with E ~ Exp(1) samples from softmax(logits)
     noise = torch.empty((horizon, 2 * num_envs, NUM_ACTIONS)).exponential_(generator=generator).log_()
-    players = [np.arange(2 * num_envs)]  # 2 * game + seat, of the learner and then of the partners
+    players = np.arange(2 * num_envs)  # 2 * game + seat
     if partners is not None:
-        players = [players[0][::2] + seats, players[0][1::2] - seats]
-    layers = [_laid_out(policy.layers()), [] if partners is None else _laid_out(policy.layers(partners))]
-    noises = [noise[:, torch.from_numpy(rows)].to(device) for rows in players]
-    inputs = torch.empty((horizon + 1, len(players[0]), *policy.input_shape), device=device)
-    outputs = torch.empty((horizon + 1, len(players[0]), NUM_ACTIONS + 1), device=device)
-    beside = torch.empty((num_envs, *policy.input_shape), device=device)
+        players = np.concatenate([players[::2] + seats, players[1::2] - seats])  # the learner's, then the partners'
+    learners = 2 * num_envs if partners is None else num_envs
+    own, others = _laid_out(policy.layers()), [] if partners is None else _laid_out(policy.layers(partners))
+    noise = noise[:, torch.from_numpy(players)].to(device)
+    inputs = torch.empty((horizon + 1, learners, *policy.input_shape), device=device)
+    outputs = torch.empty((horizon + 1, learners, NUM_ACTIONS + 1), device=device)
+    seen = torch.empty((2 * num_envs, *policy.input_shape), device=device)
     joint = np.empty((horizon, 2 * num_envs), np.int64)
     sparse, shaped = np.empty((horizon, num_envs), np.float32), np.empty((horizon, num_envs, 2), np.float32)
     env.reset()
     if begin is not None:
         begin(env)
     for t in range(horizon + 1):
-        outputs[t] = policy.apply_layers(policy.see(env, inputs[t], players[0]), layers[0])
+        inputs[t] = policy.see(env, seen, players)[:learners]
+        outputs[t] = output = policy.apply_layers(seen[:learners], own)
         if t == horizon:
             break
-        chosen = [outputs[t]]
         if partners is not None:
-            chosen.append(policy.apply_layers(policy.see(env, beside, players[1]), layers[1]))
-        for rows, output, drawn in zip(players, chosen, noises, strict=True):
-            joint[t, rows] = (output[:, :NUM_ACTIONS] - drawn[t]).argmax(1).cpu().numpy()
+            output = torch.cat([output, policy.apply_layers(seen[learners:], others)])
+        joint[t, players] = (output[:, :NUM_ACTIONS] - noise[t]).argmax(1).cpu().numpy()
         sparse[t], shaped[t], _ = env.step(joint[t].reshape(-1, 2))
     logits = outputs[:-1, :, :NUM_ACTIONS]
     return Rollout(
         inputs=inputs[:-1],
-        actions=torch.from_numpy(joint[:, players[0]]).to(device),
+        actions=torch.from_numpy(joint[:, players[:learners]]).to(device),
         log_probs=logits - logits.logsumexp(-1, keepdim=True),  # log_softmax is slow along few actions
         values=outputs[..., NUM_ACTIONS],
         sparse=torch.from_numpy(sparse).to(device),
@@ -118,8 +118,10 @@ def shape_rewards(rollout: Rollout, shaping: float, *, team: bool) -> Tensor:
 def advantages(rewards: Tensor, values: Tensor, *, gamma: float, decay: float) -> Tensor:
     """Generalised advantage estimates: rewards (T, L), values (T + 1, L) with the bootstrap last -> (T, L)."""
     deltas = rewards + gamma * values[1:] - values[:-1]
-    for t in range(len(deltas) - 2, -1, -1):
-        deltas[t].add_(deltas[t + 1], alpha=gamma * decay)
+    span = 1
+    while span < len(deltas):  # sums over `span` steps become sums over twice as many
+        deltas[:-span] += (gamma * decay) ** span * deltas[span:]
+        span *= 2
     return deltas
 
 
