@@ -20,7 +20,7 @@ from sextet.core.device import pick_device
 from sextet.core.metrics import check_finite
 from sextet.mep.config import Config, PPOConfig
 from sextet.mep.overcooked import Layout, Overcooked
-from sextet.mep.policy import NUM_ACTIONS, Layers, Policy, Weights
+from sextet.mep.policy import NUM_ACTIONS, Policy, Weights
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,7 @@ def collect(
     if partners is not None:
         players = np.concatenate([players[::2] + seats, players[1::2] - seats])  # the learner's, then the partners'
     learners = 2 * num_envs if partners is None else num_envs
-    own, others = _laid_out(policy.layers()), [] if partners is None else _laid_out(policy.layers(partners))
+    own, others = policy.player(), policy.player(partners)
     noise = noise[:, torch.from_numpy(players)].to(device)
     inputs = torch.empty((horizon + 1, learners, *policy.input_shape), device=device)
     outputs = torch.empty((horizon + 1, learners, NUM_ACTIONS + 1), device=device)
@@ -82,11 +82,11 @@ def collect(
         begin(env)
     for t in range(horizon + 1):
         inputs[t] = policy.see(env, seen, players)[:learners]
-        outputs[t] = output = policy.apply_layers(seen[:learners], own)
+        outputs[t] = output = own(seen[:learners])
         if t == horizon:
             break
         if partners is not None:
-            output = torch.cat([output, policy.apply_layers(seen[learners:], others)])
+            output = torch.cat([output, others(seen[learners:])])
         joint[t, players] = (output[:, :NUM_ACTIONS] - noise[t]).argmax(1).cpu().numpy()
         sparse[t], shaped[t], _ = env.step(joint[t].reshape(-1, 2))
     logits = outputs[:-1, :, :NUM_ACTIONS]
@@ -99,11 +99,6 @@ def collect(
         shaped=torch.from_numpy(shaped).to(device),
         seats=None if partners is None else torch.as_tensor(seats, device=device),
     )
-
-
-def _laid_out(layers: Layers) -> Layers:
-    """Matrices in the order of memory in which a product of few rows is fastest, up to twice, in a rollout."""
-    return [(weight.mT.contiguous().mT if weight.dim() < 4 else weight, bias) for weight, bias in layers]
 
 
 def shape_rewards(rollout: Rollout, shaping: float, *, team: bool) -> Tensor:
