@@ -68,6 +68,7 @@ def collect(
     noise = torch.empty((horizon, 2 * num_envs, NUM_ACTIONS)).exponential_(generator=generator).log_()
     players = np.arange(2 * num_envs)  # 2 * game + seat
     if partners is not None:
+        seats = np.asarray(seats)
         players = np.concatenate([players[::2] + seats, players[1::2] - seats])  # the learner's, then the partners'
     learners = 2 * num_envs if partners is None else num_envs
     own, others = policy.player(), policy.player(partners)
@@ -264,14 +265,17 @@ class Learner:
                 loss, parts = losses(outputs, *old, config=config, entropy_coef=entropy_coef)
                 if extra is not None:
                     loss = loss - unit * extra(self.policy)
-                gradients = torch.autograd.grad(loss, weights)
+                for weight in weights:  # zero_grad and clip_grad_norm_ look up more than they compute
+                    weight.grad = None
+                loss.backward()
+                gradients: list[Any] = [weight.grad for weight in weights]
                 norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
                 if not bool((loss.detach() + norm).isfinite()):
                     check_finite(context, loss=loss, **dict(zip(names, gradients, strict=True)))
                     check_finite(context, gradient_norm=norm)
                 scale = (config.max_grad_norm / (norm + 1e-6)).clamp(max=1)
-                for weight, gradient in zip(weights, gradients, strict=True):
-                    weight.grad = gradient.mul_(scale)
+                for gradient in gradients:
+                    gradient.mul_(scale)
                 self.optimiser.step()
                 for name, part in {**parts, "loss": loss.detach(), "grad_norm": norm}.items():
                     sums[name] = sums.get(name, 0) + part
