@@ -10,6 +10,7 @@ import torch
 from sextet.core.errors import DataError, DivergenceError
 from sextet.core.seeding import numpy_rng, torch_rng
 from sextet.mep.config import Config, PPOConfig, smoke
+from sextet.mep.kernels import NUMPY_KERNELS, numba_kernels
 from sextet.mep.overcooked import LAYOUTS, Layout, Overcooked
 from sextet.mep.policy import Policy, PolicyAgent
 from sextet.mep.ppo import Learner, advantages, collect, losses, shape_rewards
@@ -70,6 +71,23 @@ def test_one_policy_per_row_equals_each_policy_alone(net: str) -> None:
         alone = torch.cat([policy(inputs[row : row + 1]) for row, policy in enumerate(policies)])
         torch.testing.assert_close(policies[0](inputs, stacked), alone)
         torch.testing.assert_close(policies[0](inputs, policies[2].state_dict()), policies[2](inputs))
+        torch.testing.assert_close(policies[0].player(stacked)(inputs), alone)
+        torch.testing.assert_close(policies[0].player(policies[2].state_dict())(inputs), policies[2](inputs))
+
+
+def test_kernels_run_the_same_perceptrons_and_hide_no_nan() -> None:
+    pytest.importorskip("numba")
+    rng = np.random.default_rng(0)
+    shapes = ((5, 9, 64), (5, 64, 64), (5, 64, 7))
+    layers = tuple((rng.normal(size=s).astype(np.float32), rng.normal(size=s[::2]).astype(np.float32)) for s in shapes)
+    inputs, found = rng.integers(0, 2, (5, 9)).astype(np.float32), np.empty((2, 5, 7), np.float32)
+    for poison in (False, True):
+        if poison:
+            layers[1][1][3, 5] = np.nan
+        for backend, out in zip((numba_kernels(), NUMPY_KERNELS), found, strict=True):
+            backend.perceptrons(inputs, layers, out)
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-3)
+    assert np.isnan(found[:, 3]).all() and np.isfinite(found[:, :3]).all()
 
 
 @pytest.mark.parametrize("encoding", ["planes20", "features62"])

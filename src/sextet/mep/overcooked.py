@@ -243,7 +243,9 @@ class Overcooked:
         return out
 
     def observe_columns(self, encoding: str, rows: Array, columns: Array, scale: Array, out: Array) -> None:
-        """Writes chosen numbers of a plane encoding, scaled, as a network takes them: 5 times faster than `observe`.
+        """Writes chosen numbers of a plane encoding, scaled, as a network takes them.
+
+        For 32 games it takes a quarter of the time of `observe` with tensor operations after it.
 
         Args:
             encoding: One with planes.

@@ -20,7 +20,7 @@ from sextet.core.device import pick_device
 from sextet.core.metrics import check_finite
 from sextet.mep.config import Config, PPOConfig
 from sextet.mep.overcooked import Layout, Overcooked
-from sextet.mep.policy import NUM_ACTIONS, Layers, Policy, Weights
+from sextet.mep.policy import NUM_ACTIONS, Policy, Weights
 
 
 @dataclass(kw_only=True)
@@ -66,44 +66,40 @@ def collect(
     horizon, num_envs, device = env.horizon, env.num_envs, policy.scale.device
     # argmax(logits - log E) with E ~ Exp(1) samples from softmax(logits)
     noise = torch.empty((horizon, 2 * num_envs, NUM_ACTIONS)).exponential_(generator=generator).log_()
-    players = [np.arange(2 * num_envs)]  # 2 * game + seat, of the learner and then of the partners
+    players = np.arange(2 * num_envs)  # 2 * game + seat
     if partners is not None:
-        players = [players[0][::2] + seats, players[0][1::2] - seats]
-    layers = [_laid_out(policy.layers()), [] if partners is None else _laid_out(policy.layers(partners))]
-    noises = [noise[:, torch.from_numpy(rows)].to(device) for rows in players]
-    inputs = torch.empty((horizon + 1, len(players[0]), *policy.input_shape), device=device)
-    outputs = torch.empty((horizon + 1, len(players[0]), NUM_ACTIONS + 1), device=device)
-    beside = torch.empty((num_envs, *policy.input_shape), device=device)
+        seats = np.asarray(seats)
+        players = np.concatenate([players[::2] + seats, players[1::2] - seats])  # the learner's, then the partners'
+    learners = 2 * num_envs if partners is None else num_envs
+    own, others = policy.player(), policy.player(partners)
+    noise = noise[:, torch.from_numpy(players)].to(device)
+    inputs = torch.empty((horizon + 1, learners, *policy.input_shape), device=device)
+    outputs = torch.empty((horizon + 1, learners, NUM_ACTIONS + 1), device=device)
+    seen = torch.empty((2 * num_envs, *policy.input_shape), device=device)
     joint = np.empty((horizon, 2 * num_envs), np.int64)
     sparse, shaped = np.empty((horizon, num_envs), np.float32), np.empty((horizon, num_envs, 2), np.float32)
     env.reset()
     if begin is not None:
         begin(env)
     for t in range(horizon + 1):
-        outputs[t] = policy.apply_layers(policy.see(env, inputs[t], players[0]), layers[0])
+        inputs[t] = policy.see(env, seen, players)[:learners]
+        outputs[t] = output = own(seen[:learners])
         if t == horizon:
             break
-        chosen = [outputs[t]]
         if partners is not None:
-            chosen.append(policy.apply_layers(policy.see(env, beside, players[1]), layers[1]))
-        for rows, output, drawn in zip(players, chosen, noises, strict=True):
-            joint[t, rows] = (output[:, :NUM_ACTIONS] - drawn[t]).argmax(1).cpu().numpy()
+            output = torch.cat([output, others(seen[learners:])])
+        joint[t, players] = (output[:, :NUM_ACTIONS] - noise[t]).argmax(1).cpu().numpy()
         sparse[t], shaped[t], _ = env.step(joint[t].reshape(-1, 2))
     logits = outputs[:-1, :, :NUM_ACTIONS]
     return Rollout(
         inputs=inputs[:-1],
-        actions=torch.from_numpy(joint[:, players[0]]).to(device),
+        actions=torch.from_numpy(joint[:, players[:learners]]).to(device),
         log_probs=logits - logits.logsumexp(-1, keepdim=True),  # log_softmax is slow along few actions
         values=outputs[..., NUM_ACTIONS],
         sparse=torch.from_numpy(sparse).to(device),
         shaped=torch.from_numpy(shaped).to(device),
         seats=None if partners is None else torch.as_tensor(seats, device=device),
     )
-
-
-def _laid_out(layers: Layers) -> Layers:
-    """Matrices in the order of memory in which a product of few rows is fastest, up to twice, in a rollout."""
-    return [(weight.mT.contiguous().mT if weight.dim() < 4 else weight, bias) for weight, bias in layers]
 
 
 def shape_rewards(rollout: Rollout, shaping: float, *, team: bool) -> Tensor:
@@ -118,8 +114,10 @@ def shape_rewards(rollout: Rollout, shaping: float, *, team: bool) -> Tensor:
 def advantages(rewards: Tensor, values: Tensor, *, gamma: float, decay: float) -> Tensor:
     """Generalised advantage estimates: rewards (T, L), values (T + 1, L) with the bootstrap last -> (T, L)."""
     deltas = rewards + gamma * values[1:] - values[:-1]
-    for t in range(len(deltas) - 2, -1, -1):
-        deltas[t].add_(deltas[t + 1], alpha=gamma * decay)
+    span = 1
+    while span < len(deltas):  # sums over `span` steps become sums over twice as many
+        deltas[:-span] += (gamma * decay) ** span * deltas[span:]
+        span *= 2
     return deltas
 
 
@@ -267,14 +265,17 @@ class Learner:
                 loss, parts = losses(outputs, *old, config=config, entropy_coef=entropy_coef)
                 if extra is not None:
                     loss = loss - unit * extra(self.policy)
-                gradients = torch.autograd.grad(loss, weights)
+                for weight in weights:  # zero_grad and clip_grad_norm_ look up more than they compute
+                    weight.grad = None
+                loss.backward()
+                gradients: list[Any] = [weight.grad for weight in weights]
                 norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
                 if not bool((loss.detach() + norm).isfinite()):
                     check_finite(context, loss=loss, **dict(zip(names, gradients, strict=True)))
                     check_finite(context, gradient_norm=norm)
                 scale = (config.max_grad_norm / (norm + 1e-6)).clamp(max=1)
-                for weight, gradient in zip(weights, gradients, strict=True):
-                    weight.grad = gradient.mul_(scale)
+                for gradient in gradients:
+                    gradient.mul_(scale)
                 self.optimiser.step()
                 for name, part in {**parts, "loss": loss.detach(), "grad_norm": norm}.items():
                     sums[name] = sums.get(name, 0) + part
