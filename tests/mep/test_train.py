@@ -70,6 +70,17 @@ def test_update_depends_on_states_and_key_alone() -> None:
     assert not equal(first["policy"], other["policy"])
 
 
+def test_repeating_an_update_repeats_its_result() -> None:
+    """Adam's moments in the given state are left alone too, so a job done twice, or two copies of a state, are safe."""
+    config = smoke()
+    states, env = learners(config, 2), env_for(config)
+    states[0], _ = update_member(config, env, states, 0, key=1)
+    states[1] = states[0]
+    first, _ = update_member(config, env, states, 0, key=2)
+    again, _ = update_member(config, env, states, 1, key=2)
+    assert equal(first["policy"], again["policy"]) and equal(first["optimiser"], again["optimiser"])
+
+
 def test_alpha_zero_is_self_play_bit_for_bit() -> None:
     mep, sp = settings(population__alpha=0.0), settings(method="sp")
     states = learners(mep, 4)

@@ -210,5 +210,5 @@ class PolicyAgent:
 @torch.inference_mode()
 def log_policy(policy: Policy, inputs: Tensor, weights: Weights | None = None) -> Tensor:
     """Log-probabilities of all actions, (B, A), of inputs (B, ...) under the policy or other `weights`."""
-    rows = inputs.split(CHUNK)
-    return torch.cat([policy(part, weights)[:, :NUM_ACTIONS].log_softmax(-1) for part in rows])
+    logits = torch.cat([policy(rows, weights)[:, :NUM_ACTIONS] for rows in inputs.split(CHUNK)])
+    return logits - logits.logsumexp(-1, keepdim=True)  # log_softmax is slow along few actions

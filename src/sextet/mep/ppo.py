@@ -8,6 +8,7 @@ Legend: T steps of an episode, N games, L learner's rows (2N when both seats lea
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -206,7 +207,7 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts a state back."""
         self.policy.load_state_dict(state["policy"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))  # it would update the given moments in place
         self.env_steps = state["env_steps"]
 
     def update(

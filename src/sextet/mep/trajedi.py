@@ -95,31 +95,27 @@ def update_trajedi(
             collect(env, learner.policy, torch_rng(key, "rollout", turn, member))
             for member, learner in enumerate(learners)
         ]
-        terms = []
-        for member, rollout in enumerate(rollouts):
-            shape, inputs = rollout.actions.shape, rollout.inputs.flatten(0, 1)
-            every = torch.stack([log_policy(learner.policy, inputs).view(*shape, -1) for learner in learners])
-            chosen = every.gather(-1, rollout.actions.expand(len(learners), *shape).unsqueeze(-1)).squeeze(-1)
-            terms.append(divergence(chosen, member, gamma))
+        inputs = torch.cat([rollout.inputs.flatten(0, 1) for rollout in rollouts])
+        actions = torch.cat([rollout.actions.flatten() for rollout in rollouts])
+        every = torch.stack([log_policy(learner.policy, inputs) for learner in learners])
+        chosen = every.gather(-1, actions.expand(len(learners), -1).unsqueeze(-1)).squeeze(-1)
+        shape, own = rollouts[0].actions.shape, len(actions) // len(learners)
+        terms = [divergence(part.view(-1, *shape), member, gamma) for member, part in enumerate(chosen.split(own, 1))]
+        slopes = torch.cat([slope.flatten(1) for _, slope in terms], 1)  # (n, samples of all)
         parts = []
         for member, learner in enumerate(learners):
-            g, slopes = terms[member]
-            others = [other for other in range(len(learners)) if other != member]
+            g = terms[member][0]
             extra = None
-            if others and config.trajedi.weight:
-                samples = [
-                    torch.cat([rollouts[other].inputs.flatten(0, 1) for other in others]),
-                    torch.cat([rollouts[other].actions.flatten() for other in others]),
-                    torch.cat([terms[other][1][member].flatten() for other in others]),
-                ]
-                extra = _likelihood(config, samples, len(others), torch_rng(key, "partner", turn, member))
+            if len(learners) > 1 and config.trajedi.weight:
+                samples = inputs, actions, slopes[member]
+                extra = _likelihood(config, samples, member, own, torch_rng(key, "partner", turn, member))
             logged = learner.update(
                 rollouts[member],
                 config.trajedi.weight * delay(g, gamma),
                 torch_rng(key, "update", turn, member),
                 total_steps=options.steps,
                 context=f"population {index}, member {member}, {learner.env_steps} environment steps",
-                credit=config.trajedi.weight * slopes[member],
+                credit=config.trajedi.weight * terms[member][1][member],
                 extra=extra,
             )
             parts.append({"divergence": float(g.mean()), **logged})
@@ -128,16 +124,26 @@ def update_trajedi(
 
 
 def _likelihood(
-    config: Config, samples: Sequence[Tensor], others: int, generator: torch.Generator
+    config: Config, samples: tuple[Tensor, Tensor, Tensor], member: int, own: int, generator: torch.Generator
 ) -> Callable[[Policy], Tensor]:
-    """The third part of the gradient, on as many of the others' samples as a minibatch has."""
+    """The third part of the gradient, on as many of the others' samples as a minibatch has.
+
+    Args:
+        config: Settings.
+        samples: Inputs, actions and slopes of all members, `own` rows of each.
+        member: Whose policy climbs it.
+        own: Rows of one member.
+        generator: Of the choice of samples.
+    """
     inputs, actions, slopes = samples
+    others = len(actions) // own - 1
     size = config.ppo.num_envs * config.ppo.horizon * 2 // config.ppo.minibatches
 
     def extra(policy: Policy) -> Tensor:
-        rows = torch.randint(len(actions), (size,), generator=generator)
-        log_probs = policy(inputs[rows])[:, :NUM_ACTIONS].log_softmax(-1)
-        chosen = log_probs.gather(1, actions[rows].unsqueeze(1)).squeeze(1)
+        rows = torch.randint(others * own, (size,), generator=generator)
+        rows += own * (rows >= member * own)  # the member's own samples are left out
+        logits = policy(inputs.index_select(0, rows))[:, :NUM_ACTIONS]
+        chosen = logits.gather(1, actions[rows].unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
         gain: Tensor = config.trajedi.weight * others * (slopes[rows] * chosen).mean()
         return gain
 
