@@ -1,6 +1,6 @@
 """Self-play (SP) with the preset fast on the five kitchens of 2019, several seeds each, beside the published level.
 
-Writes results/selfplay_levels.json. Usage: selfplay_levels.py [seeds] [workers], by default 5 and process:2.
+Writes results/selfplay_levels.json. Usage: selfplay_levels.py [seeds] [workers], by default 3 and process:2.
 The published level is the mean self-play return of the 2019 study's own agents (Carroll and others, 5 seeds).
 """
 
@@ -19,7 +19,8 @@ from sextet.core.run import Run
 from sextet.core.seeding import numpy_rng
 from sextet.core.stats import bootstrap_interval
 from sextet.mep.config import fast
-from sextet.mep.train import self_play, train_population
+from sextet.mep.members import train_population
+from sextet.mep.train import self_play
 
 KITCHENS = {  # name: (environment steps, published self-play return)
     "cramped_room": (1.5e6, 198.8),
@@ -48,7 +49,7 @@ def measure(layout, steps, seeds, workers, folder):
 def main():
     """Measures every kitchen, prints a line for each and writes the JSON file."""
     torch.set_num_threads(1)
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     workers = sys.argv[2] if len(sys.argv) > 2 else "process:2"
     results = {"machine": environment(), "seeds": seeds, "workers": workers, "games": 100, "kitchens": {}}
     with tempfile.TemporaryDirectory() as folder:

@@ -20,11 +20,16 @@ _HOMES = {
     "PolicyAgent": "policy",
     "PRESETS": "config",
     "cross_play": "evaluate",
+    "find_published": "published",
+    "load_published": "published",
     "evaluate_pairs": "evaluate",
     "play": "evaluate",
-    "train_population": "train",
-    "train_response": "train",
-    "train_responses": "train",
+    "train_agents": "train",
+    "train_pbt": "pbt",
+    "train_population": "members",
+    "train_populations": "members",
+    "train_response": "responses",
+    "train_responses": "responses",
 }
 __all__ = sorted(_HOMES)
 
