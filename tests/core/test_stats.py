@@ -8,6 +8,7 @@ from sextet.core.errors import UsageError
 from sextet.core.stats import (
     Interval,
     bootstrap_interval,
+    difference_interval,
     format_number,
     interquartile_mean,
     paired_difference,
@@ -101,3 +102,21 @@ def test_bad_input_is_named():
         bootstrap_interval([1.0, 2.0], statistic="median")
     with pytest.raises(UsageError, match="confidence"):
         bootstrap_interval([1.0, 2.0], confidence=95)
+
+
+def test_difference_interval_is_welchs():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0, 1, 6), rng.normal(3, 2, 9)
+    found = difference_interval(a, b)
+    se = math.sqrt(a.var(ddof=1) / 6 + b.var(ddof=1) / 9)
+    freedom = se**4 / ((a.var(ddof=1) / 6) ** 2 / 5 + (b.var(ddof=1) / 9) ** 2 / 8)
+    from scipy.stats import t
+
+    half = t.ppf(0.975, freedom) * se
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (b.mean() - a.mean(), b.mean() - a.mean() - half, b.mean() - a.mean() + half)
+    )
+    assert (welch_test(a, b) < 0.05) == (found.low > 0 or found.high < 0)
+    assert difference_interval([1, 1], [4, 4]).low == 3.0
+    with pytest.raises(UsageError, match="two values on each side"):
+        difference_interval([1], [2, 3])

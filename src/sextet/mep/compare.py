@@ -18,7 +18,7 @@ from sextet.mep.config import METHODS, Config
 from sextet.mep.human import HumanProxy, train_proxy
 from sextet.mep.human_data import HumanData, find_human_data, load_human_data
 from sextet.mep.jobs import Parts, open_workers, run_jobs
-from sextet.mep.judge import Role, measure_entropies, play_pairs, schedule
+from sextet.mep.judge import HUMAN, PUBLISHED, Role, measure_entropies, play_pairs, schedule
 from sextet.mep.members import Population
 from sextet.mep.overcooked import Layout, Overcooked
 from sextet.mep.policy import Policy
@@ -28,7 +28,6 @@ from sextet.mep.tables import Kitchen, kitchen_tables, overall_tables
 from sextet.mep.train import train_agents
 from sextet.report.build import save_figure, save_table
 
-HUMAN, PUBLISHED = "human proxy", "published 2019 agent"
 CLOSE_SEEDS, CLOSE_GAMES = 2, 20  # of the cross-play matrix
 
 
@@ -92,10 +91,7 @@ def kitchen_part(config: Config, run: Run, workers: Workers) -> tuple[Kitchen, P
     entropy = measure_entropies(config, run.child(f"{stem}-entropy"), populations, workers)
     for role in cast:
         role.save(run.directory / "agents" / f"{stem}-{role.name}".lower().replace(",", "").replace(" ", "-"))
-    kitchen = Kitchen(
-        layout=Layout.load(layout), cast=cast, close=close, scores=scores, entropy=entropy, human=HUMAN,
-        published=PUBLISHED,
-    )  # fmt: skip
+    kitchen = Kitchen(layout=Layout.load(layout), cast=cast, close=close, scores=scores, entropy=entropy)
     return kitchen, best
 
 

@@ -24,6 +24,7 @@ from sextet.mep.policy import Policy, PolicyAgent, Weights, log_policy
 from sextet.mep.population import population_entropy
 from sextet.mep.ppo import collect
 
+HUMAN, PUBLISHED = "human proxy", "published 2019 agent"  # groups of the cast besides the methods
 PAIRS_A_STEP = 16  # between two looks at stop signals
 
 
@@ -46,7 +47,9 @@ class Role:
     def save(self, folder: Path) -> None:
         """Writes the player where `sextet serve` finds it, with its name as label."""
         self.player.save(folder)
-        write_json(folder / "config.json", {**read_json(folder / "config.json"), "label": self.name})
+        about = read_json(folder / "config.json")
+        kind = {"kind": "published"} if self.group == PUBLISHED else {}
+        write_json(folder / "config.json", {**about, **kind, "label": self.name})
 
 
 def rebuild(spec: Mapping[str, Any], env: Overcooked) -> Agent:

@@ -12,14 +12,14 @@ from sextet.core.run import Run
 from sextet.core.stats import Interval, bootstrap_interval, difference_interval, interquartile_mean, welch_test
 from sextet.mep.config import METHODS, Config
 from sextet.mep.evaluate import heat_map
-from sextet.mep.judge import Role, mean_over
+from sextet.mep.judge import HUMAN, PUBLISHED, Role, mean_over
 from sextet.mep.overcooked import Layout
 from sextet.mep.picture import moving_picture, record
 from sextet.mep.policy import Policy, PolicyAgent
 from sextet.report.build import save_figure, save_table, save_text
 
 WITH_HUMAN, WITH_PUBLISHED = "with human, both seats", "with 2019 agents, both seats"
-PLURAL = {"human proxy": "human proxies", "published 2019 agent": "published 2019 agents"}
+PLURAL = {HUMAN: "human proxies", PUBLISHED: "published 2019 agents"}
 BASES = ("SP", "FCP")  # what every other method is compared with in words
 
 
@@ -32,8 +32,6 @@ class Kitchen:
     close: list[int]
     scores: Mapping[tuple[int, int], float]
     entropy: Mapping[str, Sequence[float]]
-    human: str
-    published: str
 
     def of(self, group: str) -> list[int]:
         """Places in the cast of one group."""
@@ -46,7 +44,7 @@ class Kitchen:
 
     def columns(self) -> dict[str, dict[str, list[float]]]:
         """Every measure as {column: {method: value of each seed}}."""
-        humans, published = self.of(self.human), self.of(self.published)
+        humans, published = self.of(HUMAN), self.of(PUBLISHED)
         measures: dict[str, tuple[list[int] | None, int | None]] = {"self-play": (None, 0)}
         if humans:
             measures["with human, agent in seat 0"] = humans, 0
@@ -75,7 +73,7 @@ def kitchen_tables(config: Config, run: Run, kitchen: Kitchen, number: int) -> d
     for method in kitchen.methods:
         values = [columns[name].get(method) for name in columns]
         rows.append([method, *(row and bootstrap_interval(row, statistic="iqm") for row in values)])
-    for group in (kitchen.human, kitchen.published):
+    for group in (HUMAN, PUBLISHED):
         if members := kitchen.of(group):
             own = bootstrap_interval([kitchen.scores[index, index] for index in members])
             rows.append([PLURAL[group], own, *[None] * (len(columns) - 1)])
@@ -88,14 +86,14 @@ def kitchen_tables(config: Config, run: Run, kitchen: Kitchen, number: int) -> d
         note=f"Interquartile mean and 95 % bootstrap interval over {config.num_seeds} training seeds; {config.games} "
         f"games a partner and seat, sampled actions. SP, PBT members and best responses: {response.steps:,.0f} "
         f"environment steps each. TrajeDi, FCP and MEP: {population.size} members of {population.steps:,.0f} steps "
-        f"before that. Agents meet {len(kitchen.of(kitchen.human))} human proxies, clones of the 2019 test games, and "
-        f"{len(kitchen.of(kitchen.published))} published agents, one of which trained beside a clone of the test "
+        f"before that. Agents meet {len(kitchen.of(HUMAN))} human proxies, clones of the 2019 test games, and "
+        f"{len(kitchen.of(PUBLISHED))} published agents, one of which trained beside a clone of the test "
         f"games, and are judged by the mean over them; the last rows are these with themselves. The population "
         f"entropies of one seed are on the same states.",
     )
     words = in_words(columns, kitchen.methods)
     save_text(run.artifact(f"{start + 1}-{layout.name}-words"), title=f"{layout.name} in words", text=words)
-    partner = next(iter([*kitchen.of(kitchen.human), *kitchen.of("SP")]), 0)
+    partner = next(iter([*kitchen.of(HUMAN), *kitchen.of("SP")]), 0)
     mine = (kitchen.of(METHODS["mep"]) or [0])[0]
     pair = (kitchen.cast[mine], kitchen.cast[partner])
     players = [PolicyAgent(role.player) if isinstance(role.player, Policy) else role.player for role in pair]
