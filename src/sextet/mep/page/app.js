@@ -44,6 +44,7 @@ async function show() {
   try {
     setup ??= await request("/api/setup");
     document.querySelector("#to-study").toggleAttribute("hidden", !setup.study);
+    document.querySelector("nav").toggleAttribute("hidden", setup.study && setup.partners.length === 0);
     for (const link of document.querySelectorAll("nav a")) {
       const here = link.getAttribute("href") === `#${name === "replay" ? "replays" : name}`;
       if (here) link.setAttribute("aria-current", "page");

@@ -1,10 +1,11 @@
 /** The canvas of a kitchen: whole pixels to a cell, crisp on any screen, moving smoothly between ticks. */
-import { at, chef, fixture, item, pot, words, you } from "./shapes.js";
+import { at, chef, fixture, item, pot, ring, words, you } from "./shapes.js";
 
 /** @typedef {import("./net.js").Kitchen} Kitchen @typedef {import("./net.js").State} State */
 
 const TWEEN = 100; // milliseconds
 const FLASH = 1300;
+const SIGNED = 12; // steps with a sign over one's own chef; the ring stays
 export const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** The state of a kitchen before the game starts. @param {Kitchen} kitchen @returns {any} */
@@ -84,6 +85,7 @@ export class Board {
   }
 
   draw() {
+    if (this.ratio !== (devicePixelRatio || 1)) return this.fit(); // moved to another screen
     const { pen, cell, state, before } = this;
     const now = performance.now();
     const part = Math.min(1, (now - this.since) / this.tween);
@@ -100,9 +102,10 @@ export class Board {
     const order = [0, 1].sort((a, b) => places[a][1] - places[b][1]);
     for (const seat of order) {
       const [x, y] = places[seat];
+      if (seat === this.seat) put(x, y, () => ring(pen, seat));
       put(x, y - 0.04, () => chef(pen, seat, state.players[seat].facing, state.players[seat].held));
     }
-    if (this.seat !== null) put(places[this.seat][0], places[this.seat][1], () => you(pen, this.seat));
+    if (this.seat !== null && !(state.step > SIGNED) && cell > 30 * this.ratio) put(places[this.seat][0], places[this.seat][1], () => you(pen, this.seat));
     if (this.flash && now < this.flash.until) {
       const rise = still.matches ? 0.5 : 1 - (this.flash.until - now) / FLASH;
       put(this.flash.x, this.flash.y - rise * 0.5, () => words(pen, "+20", 0, 0, 0.42, "#fff", "#1d4d22"));

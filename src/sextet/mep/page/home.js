@@ -18,7 +18,7 @@ const CHOICES = "sextet.choices";
 
 /** A small picture drawn as in the kitchen. @param {(pen: CanvasRenderingContext2D) => void} draw */
 export function picture(draw) {
-  const side = 48 * Math.ceil(devicePixelRatio || 1);
+  const side = 52 * Math.ceil(devicePixelRatio || 1);
   const canvas = h("canvas", { class: "picture", width: side, height: side, "aria-hidden": "true" });
   const pen = canvas.getContext("2d");
   at(pen, side / 2, side / 2, side, () => draw(pen));
@@ -68,7 +68,7 @@ export function home(app) {
   const seats = [[0, "Blue, tall hat"], [1, "Red, flat cap"], ["random", "Either"]].map(([value, text]) =>
     h("label", { class: "choice seat" },
       h("input", { type: "radio", name: "seat", value, checked: String(value) === String(old.seat ?? "random") }),
-      h("span", {}, (value === "random" ? [0, 1] : [value]).map((seat) => picture((pen) => at(pen, 0, -0.02, 0.95, () => chef(pen, seat, 1, null))))),
+      h("span", {}, (value === "random" ? [0, 1] : [value]).map((seat) => picture((pen) => at(pen, 0, 0.07, 0.86, () => chef(pen, seat, 1, null))))),
       h("span", {}, text)));
   const partner = h("select", { name: "partner", id: "partner" });
   const full = Math.round(setup.horizon * setup.tick_seconds);

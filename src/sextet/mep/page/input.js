@@ -113,6 +113,7 @@ export function touchControls(input) {
     cross.addEventListener(end, letGo);
     act.addEventListener(end, () => input.release(act));
   }
+  const touch = h("div", { class: "touch", onmousedown: (/** @type {Event} */ event) => event.preventDefault() }, cross, act); // keeps the focus
   for (const part of [cross, act]) part.addEventListener("contextmenu", (event) => event.preventDefault());
-  return h("div", { class: "touch" }, cross, act);
+  return touch;
 }

@@ -38,8 +38,8 @@ export async function request(path, body) {
   }
   const data = await answer.json().catch(() => null);
   if (answer.ok && data) return data;
-  const said = typeof data?.error === "string" ? data.error : `The server's answer cannot be read (status ${answer.status}). Try again.`;
-  throw new Problem([said, ADVICE[answer.status]].filter(Boolean).join(" "), answer.status);
+  const said = typeof data?.error === "string" ? data.error : ADVICE[answer.status];
+  throw new Problem(said ?? `The server's answer cannot be read (status ${answer.status}). Try again.`, answer.status);
 }
 
 const TICKET = "sextet.game";
@@ -66,6 +66,8 @@ const FINAL = {
 };
 const WAITS = [0.3, 0.6, 1.2, 2.5, 5, 5, 10, 10, 15, 15, 15, 15]; // seconds; the server ends a game after 120
 
+const SILENCE = 3000; // milliseconds
+
 /** The line of one player in one game; opened again with growing pauses whenever it breaks. */
 export class Line {
   /**
@@ -86,11 +88,24 @@ export class Line {
     clearTimeout(this.timer);
     if (this.closed || (this.socket && this.socket.readyState < WebSocket.CLOSING)) return;
     const socket = (this.socket = new WebSocket(this.url));
-    socket.onmessage = (event) => {
-      this.tries = 0;
-      this.on.message(JSON.parse(event.data));
+    const end = (/** @type {number} */ code) => {
+      clearTimeout(this.silence);
+      socket.onmessage = socket.onclose = null;
+      if (!this.closed) this.broken(code);
     };
-    socket.onclose = (event) => this.closed || this.broken(event.code);
+    socket.onmessage = (event) => {
+      const message = JSON.parse(event.data);
+      this.tries = 0;
+      clearTimeout(this.silence);
+      // A network can vanish without a word; a game being played is never silent.
+      if (message.phase === "playing") this.silence = setTimeout(() => {
+        socket.close();
+        this.socket = null;
+        end(0);
+      }, SILENCE);
+      this.on.message(message);
+    };
+    socket.onclose = (event) => end(event.code);
   }
 
   /** @param {number} code */
@@ -108,13 +123,14 @@ export class Line {
 
   /** @param {object} message dropped while the line is broken */
   send(message) {
-    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
   }
 
   close() {
     this.closed = true;
     clearTimeout(this.timer);
+    clearTimeout(this.silence);
     removeEventListener("online", this.retry);
-    this.socket.close();
+    this.socket?.close();
   }
 }

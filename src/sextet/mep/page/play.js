@@ -109,7 +109,7 @@ export function play(app, game, finished) {
     if (key === covered) return;
     covered = key;
     if (state.phase === "waiting" && !ready)
-      card("Press space or tap to start", h("p", {}, `You play with ${partner}.`), invitation(), h("button", { type: "button", class: "main", onclick: start }, "Start"));
+      card("Press space or tap to start", game.invite ? invitation() : h("p", {}, `You play with ${partner}.`), h("button", { type: "button", class: "main", onclick: start }, "Start"));
     else if (state.phase === "waiting") card("Waiting for the other player", h("p", {}, "The game starts when both are ready."), invitation());
     else if (state.phase === "paused") card("Paused", h("p", {}, "Your partner's connection is lost. The game goes on when it is back, and ends after two minutes without it."));
     else if (state.phase === "playing") curtain.replaceChildren();
@@ -131,7 +131,8 @@ export function play(app, game, finished) {
     } }, "Copy");
     const local = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
     return h("div", { class: "invitation" }, h("p", {}, "Send this link to the other player:"), h("p", { class: "row" }, link, copy),
-      local && h("p", { class: "soft" }, "It works on this computer only. For others, start the server with --host."));
+      h("p", { class: "soft" }, local ? "It works on this computer only. For others, start the server with --host."
+        : "If the server has a token, they must open its address with the token first."));
   }
   /** @param {string} text */
   function trouble(text) {

@@ -57,7 +57,7 @@ function stage(app, now) {
     return h("p", { class: "row" }, one);
   };
   const progress = now.total > 0 && now.stage !== "done" && h("p", { class: "progress" },
-    h("progress", { max: now.total, value: now.done, "aria-label": "Progress" }), ` ${now.done} of ${now.total} done`);
+    h("progress", { max: now.total, value: now.done, "aria-label": "Progress" }), ` ${now.done} of ${now.total} games done`);
   const start = async () => {
     const game = { ...(await request(path("/game"), {})), study: true };
     keep(game);
@@ -112,6 +112,6 @@ function ranking(app, now, problem, button) {
       h("button", { type: "button", class: "down", disabled: index === order.length - 1, "aria-label": `${named(who)} down`, onclick: () => move(who, 1, "down") }, "▼"))));
   }
   draw();
-  return h("div", { class: "card" }, texts(now.text), h("p", {}, "Put the partner you liked best at the top, with the buttons."), list, problem,
+  return h("div", { class: "card" }, texts(now.text), h("p", {}, "The buttons move a partner up or down."), list, problem,
     button("This is my order", () => next(app, { ranking: order })));
 }
