@@ -202,7 +202,7 @@ def test_two_people_play_together(server: str, new_page: Callable[..., Any]) -> 
     begin(host, server, partner="Another person", seat="1")
     guest.goto(host.get_by_label("Link for the other player").input_value())
     reach(guest, "phase", "waiting")
-    assert "blue" in guest.locator(".who").inner_text()
+    assert guest.locator(".who").inner_text() == "You are blue (1, tall hat) with another person"
     host.keyboard.press("Space")
     guest.get_by_role("heading", name="Press space or tap to start").click()
     for page in (host, guest):

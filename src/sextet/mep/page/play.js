@@ -76,7 +76,7 @@ export function play(app, game, finished) {
   }
   /** @param {any} message */
   function begun(message) {
-    partner = message.partner;
+    partner = message.partner === "You" ? "another person" : message.partner; // who gave no name is called so in the record
     length = message.steps * message.tick_seconds;
     input.tick = message.tick_seconds;
     board ??= new Board(stage, canvas, message.kitchen, message.seat);
