@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -26,8 +27,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sextet.mep.policy import Policy
 
     folder = tmp_path_factory.mktemp("runs") / "run"
-    for kitchen, name in (("cramped_room", "first"), ("cramped_room", "second"), ("coordination_ring", "ring")):
+    for kitchen, name in (("cramped_room", "Aurelia"), ("cramped_room", "Berta"), ("coordination_ring", "Carla")):
         Policy(Layout.load(kitchen), "planes20", "mlp").save(folder / "agents" / name)
+        about = folder / "agents" / name / "config.json"
+        write_json(about, json.loads(about.read_text(encoding="utf-8")) | {"label": name})
     write_json(folder / "config.json", {"recipe": "mep"})
     return folder
 
