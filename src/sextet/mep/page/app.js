@@ -1,5 +1,5 @@
 /** The entry: reads the server's set-up and shows the view that the address names. */
-import { h, note } from "./dom.js";
+import { button, h, link, note } from "./dom.js";
 import { home, join } from "./home.js";
 import { request } from "./net.js";
 import { playing } from "./play.js";
@@ -20,6 +20,7 @@ const main = /** @type {HTMLElement} */ (document.querySelector("#main"));
 let closers = [];
 /** @type {Setup} */
 let setup;
+let turn = 0; // counts the views, so that a late answer does not replace a newer one
 
 /** Shows a page, with its heading in focus. @type {App["page"]} */
 function page(view, heading, ...content) {
@@ -40,7 +41,12 @@ function go(address) {
 
 async function show() {
   const [, name, argument] = /^#?([a-z]*)=?(.*)$/.exec(location.hash) ?? ["", "", ""];
-  if (name === "main") return;
+  const mine = ++turn;
+  /** @type {App["page"]} */
+  const current = (...parts) => {
+    if (mine !== turn) throw new Error("the visitor has gone on to another view");
+    page(...parts);
+  };
   try {
     setup ??= await request("/api/setup");
     document.querySelector("#to-study").toggleAttribute("hidden", !setup.study);
@@ -50,13 +56,18 @@ async function show() {
       if (here) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
-    await (VIEWS[name] ?? home)({ setup, go, argument: decodeURIComponent(argument), page, leave: (close) => closers.push(close) });
+    const leave = (/** @type {() => void} */ close) => closers.push(close);
+    await (VIEWS[name] ?? home)({ setup, go, argument: decodeURIComponent(argument), page: current, leave });
   } catch (error) {
-    const retry = h("button", { type: "button", class: "main", onclick: show }, "Try again");
+    if (mine !== turn) return;
     page("error", "That did not work", h("p", { role: "alert" }, /** @type {Error} */ (error).message),
-      h("p", { class: "row" }, retry, h("a", { class: "button", href: "#" }, "Home")));
+      h("p", { class: "row" }, button("Try again", show, "main"), link("Home", "#")));
   }
 }
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.querySelector("h1")?.focus();
+});
 addEventListener("hashchange", show);
 show();

@@ -93,7 +93,8 @@ export class Board {
     const put = (x, y, draw) => at(pen, (x + 0.5) * cell, (y + 0.5) * cell, cell, draw);
     pen.drawImage(this.ground, 0, 0);
     for (const { x, y, object } of state.counters) put(x, y - 0.06, () => item(pen, object));
-    for (const { x, y, onions, cooking } of state.pots) put(x, y, () => pot(pen, onions, cooking, still.matches ? 0 : now / 1000));
+    const time = still.matches ? 0 : now / 1000;
+    for (const { x, y, onions, cooking } of state.pots) put(x, y, () => pot(pen, onions, cooking, time));
     const places = state.players.map((player, seat) => {
       const old = before.players[seat];
       const near = Math.abs(old.x - player.x) + Math.abs(old.y - player.y) === 1;
@@ -105,7 +106,10 @@ export class Board {
       if (seat === this.seat) put(x, y, () => ring(pen, seat));
       put(x, y - 0.04, () => chef(pen, seat, state.players[seat].facing, state.players[seat].held));
     }
-    if (this.seat !== null && !(state.step > SIGNED) && cell > 30 * this.ratio) put(places[this.seat][0], places[this.seat][1], () => you(pen, this.seat));
+    if (this.seat !== null && !(state.step > SIGNED) && cell > 30 * this.ratio) {
+      const [x, y] = places[this.seat];
+      put(x, y, () => you(pen, this.seat));
+    }
     if (this.flash && now < this.flash.until) {
       const rise = still.matches ? 0.5 : 1 - (this.flash.until - now) / FLASH;
       put(this.flash.x, this.flash.y - rise * 0.5, () => words(pen, "+20", 0, 0, 0.42, "#fff", "#1d4d22"));

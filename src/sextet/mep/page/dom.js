@@ -18,6 +18,12 @@ export function h(tag, props = {}, ...children) {
   return element;
 }
 
+/** @param {string} text @param {(event: any) => any} onclick @param {string} [kind] "main" for what one came for */
+export const button = (text, onclick, kind) => h("button", { type: "button", class: kind, onclick }, text);
+
+/** A link that looks like a button. @param {string} text @param {string} href @param {object} [more] */
+export const link = (text, href, more) => h("a", { class: "button", href, ...more }, text);
+
 /** Says something to screen readers without moving the focus. @param {string} text */
 export function say(text) {
   document.querySelector("#live").textContent = text;

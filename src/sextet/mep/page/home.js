@@ -1,6 +1,6 @@
 /** The first page: what to play, with whom and where; and the page behind an invitation. */
 import { Board } from "./board.js";
-import { busy, h, title } from "./dom.js";
+import { busy, h, link, title } from "./dom.js";
 import { keep, request, ticket } from "./net.js";
 import { at, chef, CHEFS, dish, fixture, onion, pot, soup } from "./shapes.js";
 
@@ -114,7 +114,7 @@ export function home(app) {
   }
 
   const running = ticket() && !ticket().study;
-  const back = running && h("p", { class: "card row" }, "You are in a game.", h("a", { class: "button", href: "#play" }, "Go on with it"));
+  const back = running && h("p", { class: "card row" }, "You are in a game.", link("Go on with it", "#play"));
   app.page("home", "Cook together", back, h("div", { class: "columns" }, form, recipe()));
   app.leave(() => boards.forEach(([, board]) => board.close()));
   refresh();
@@ -136,7 +136,7 @@ export async function join(app) {
     app.page("join", "This invitation does not work",
       h("p", { role: "alert" }, /** @type {Error} */ (error).message),
       h("p", {}, "Each invitation works once. Ask the other player for a new one."),
-      h("p", {}, h("a", { class: "button", href: "#" }, "Home")));
+      h("p", {}, link("Home", "#")));
   }
 }
 

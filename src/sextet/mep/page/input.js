@@ -1,5 +1,5 @@
 /** Keys and touch become actions: 0 to 3 move N S E W, 4 stays, 5 interacts. */
-import { h } from "./dom.js";
+import { button, h } from "./dom.js";
 
 export const STAY = 4;
 export const INTERACT = 5;
@@ -78,9 +78,9 @@ export class Input {
 export function touchControls(input) {
   const names = ["Up", "Down", "Right", "Left"];
   const arrows = names.map((name, action) =>
-    h("button", { type: "button", class: `arrow arrow-${name.toLowerCase()}`, "aria-label": name, onclick: once(action) }, "▲▼▶◀"[action]));
+    h("button", { type: "button", class: `arrow ${name.toLowerCase()}`, "aria-label": name, onclick: once(action) }, "▲▼▶◀"[action]));
   const cross = h("div", { class: "cross", role: "group", "aria-label": "Move" }, arrows);
-  const act = h("button", { type: "button", class: "act", onclick: once(INTERACT) }, "Take / put");
+  const act = button("Take / put", once(INTERACT), "act");
 
   /** A click without a pointer: from a keyboard or an assistive tool. @param {number} action */
   function once(action) {
@@ -113,7 +113,8 @@ export function touchControls(input) {
     cross.addEventListener(end, letGo);
     act.addEventListener(end, () => input.release(act));
   }
-  const touch = h("div", { class: "touch", onmousedown: (/** @type {Event} */ event) => event.preventDefault() }, cross, act); // keeps the focus
   for (const part of [cross, act]) part.addEventListener("contextmenu", (event) => event.preventDefault());
+  const touch = h("div", { class: "touch" }, cross, act);
+  touch.addEventListener("mousedown", (event) => event.preventDefault()); // the focus stays where it is
   return touch;
 }

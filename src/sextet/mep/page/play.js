@@ -1,6 +1,6 @@
 /** A game in progress: the kitchen, the score, the keys, and what to say when something is in the way. */
 import { Board } from "./board.js";
-import { busy, h, note, say, title } from "./dom.js";
+import { busy, button, h, link, note, say, title } from "./dom.js";
 import { begin, chefName } from "./home.js";
 import { Input, INTERACT, touchControls } from "./input.js";
 import { keep, Line, ticket } from "./net.js";
@@ -29,7 +29,7 @@ export function play(app, game, finished) {
   const canvas = h("canvas", { role: "img", "aria-label": "The kitchen" });
   const curtain = h("div", { class: "curtain" });
   const stage = h("div", { class: "stage", onclick: tapped }, canvas, curtain);
-  const leave = h("button", { type: "button", class: "quiet", onclick: () => line.send({ type: "leave" }) }, "End game");
+  const leave = button("End game", () => line.send({ type: "leave" }), "quiet");
   const problem = h("p", { role: "alert", class: "problem" });
   const input = new Input(act);
   /** @type {Board|undefined} */
@@ -76,12 +76,13 @@ export function play(app, game, finished) {
   }
   /** @param {any} message */
   function begun(message) {
-    partner = message.partner === "You" ? "another person" : message.partner; // who gave no name is called so in the record
+    partner = message.partner === "You" ? "another person" : message.partner; // "You" is who gave no name
     length = message.steps * message.tick_seconds;
     input.tick = message.tick_seconds;
     board ??= new Board(stage, canvas, message.kitchen, message.seat);
     who.replaceChildren("You are ", h("b", { class: `seat-${message.seat}` }, CHEFS[message.seat].name),
-      h("span", { class: "extra" }, ` (${message.seat + 1}, ${message.seat ? "flat cap" : "tall hat"})`), " with ", h("b", {}, partner));
+      h("span", { class: "extra" }, ` (${message.seat + 1}, ${message.seat ? "flat cap" : "tall hat"})`),
+      " with ", h("b", {}, partner));
     canvas.setAttribute("aria-label", `The kitchen ${title(message.kitchen.name)}. You are ${chefName(message.seat)}.`);
     if (ready) line.send({ type: "ready" });
     covered = "";
@@ -108,11 +109,15 @@ export function play(app, game, finished) {
     const key = `${state.phase} ${ready}`;
     if (key === covered) return;
     covered = key;
-    if (state.phase === "waiting" && !ready)
-      card("Press space or tap to start", game.invite ? invitation() : h("p", {}, `You play with ${partner}.`), h("button", { type: "button", class: "main", onclick: start }, "Start"));
-    else if (state.phase === "waiting") card("Waiting for the other player", h("p", {}, "The game starts when both are ready."), invitation());
-    else if (state.phase === "paused") card("Paused", h("p", {}, "Your partner's connection is lost. The game goes on when it is back, and ends after two minutes without it."));
-    else if (state.phase === "playing") curtain.replaceChildren();
+    const { phase } = state;
+    if (phase === "waiting" && ready) card("Waiting for the other player", h("p", {}, "The game starts when both are ready."), invitation());
+    else if (phase === "waiting") {
+      const whom = game.invite ? invitation() : h("p", {}, `You play with ${partner}.`);
+      card("Press space or tap to start", whom, button("Start", start, "main"));
+    } else if (phase === "paused") {
+      const why = "Your partner's connection is lost. The game goes on when it is back, and ends after two minutes without it.";
+      card("Paused", h("p", {}, why));
+    } else if (phase === "playing") curtain.replaceChildren();
   }
   /** @param {string} heading @param {...any} content */
   function card(heading, ...content) {
@@ -123,14 +128,15 @@ export function play(app, game, finished) {
   }
   function invitation() {
     if (!game.invite) return null;
-    const link = h("input", { readonly: true, "aria-label": "Link for the other player", value: `${location.origin}${location.pathname}#join=${game.invite}` });
-    const copy = h("button", { type: "button", onclick: async () => {
-      link.select();
-      const done = await navigator.clipboard?.writeText(link.value).then(() => true, () => false);
+    const value = `${location.origin}${location.pathname}#join=${game.invite}`;
+    const field = h("input", { readonly: true, "aria-label": "Link for the other player", value });
+    const copy = button("Copy", async () => {
+      field.select();
+      const done = await navigator.clipboard?.writeText(value).then(() => true, () => false);
       copy.textContent = done ? "Copied" : "Press Ctrl+C";
-    } }, "Copy");
+    });
     const local = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
-    return h("div", { class: "invitation" }, h("p", {}, "Send this link to the other player:"), h("p", { class: "row" }, link, copy),
+    return h("div", { class: "invitation" }, h("p", {}, "Send this link to the other player:"), h("p", { class: "row" }, field, copy),
       h("p", { class: "soft" }, local ? "It works on this computer only. For others, start the server with --host."
         : "If the server has a token, they must open its address with the token first."));
   }
@@ -145,9 +151,9 @@ export function play(app, game, finished) {
     input.close();
     if (code === 4404) keep(null);
     note({ phase: "lost" });
-    const on = finished ? h("button", { type: "button", class: "main", onclick: finished }, "Go on") : h("a", { class: "button", href: "#" }, "Home");
-    card("This game cannot go on here", h("p", {}, text), h("p", { class: "row" },
-      on, code !== 4404 && h("button", { type: "button", onclick: () => app.go(location.hash) }, "Try again"))).focus();
+    const on = finished ? button("Go on", finished, "main") : link("Home", "#");
+    const again = code !== 4404 && button("Try again", () => app.go(location.hash));
+    card("This game cannot go on here", h("p", {}, text), h("p", { class: "row" }, on, again)).focus();
   }
   /** @param {any} message */
   function over(message) {
@@ -158,12 +164,12 @@ export function play(app, game, finished) {
     state = { ...state, phase: "over", score: message.score };
     score.textContent = String(message.score);
     note({ score: message.score, phase: "over" });
-    const again = h("button", { type: "button", class: "main", onclick: () => busy(again, problem, () => begin(app.go, game.again)) }, "Play again");
+    const again = button("Play again", () => busy(again, problem, () => begin(app.go, game.again)), "main");
+    const choices = finished ? [button("Go on", finished, "main")]
+      : [game.again && again, message.saved && link("Watch the replay", `#replay=${message.game}`), link("Home", "#")];
     const soups = Math.round(message.score / 20);
-    card("The game is over", h("p", { class: "final" }, h("b", {}, String(message.score)), ` points: ${soups} ${soups === 1 ? "soup" : "soups"}`), problem,
-      h("p", { class: "row" }, ...(finished
-        ? [h("button", { type: "button", class: "main", onclick: finished }, "Go on")]
-        : [game.again && again, message.saved && h("a", { class: "button", href: `#replay=${message.game}` }, "Watch the replay"), h("a", { class: "button", href: "#" }, "Home")]))).focus();
+    const result = h("p", { class: "final" }, h("b", {}, String(message.score)), ` points: ${soups} ${soups === 1 ? "soup" : "soups"}`);
+    card("The game is over", result, problem, h("p", { class: "row" }, ...choices)).focus();
     say(`The game is over. Score ${message.score}.`);
   }
 }

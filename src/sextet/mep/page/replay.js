@@ -1,6 +1,6 @@
 /** Recorded games: the list, and a viewer with a slider. */
 import { Board } from "./board.js";
-import { h, note, title } from "./dom.js";
+import { button, h, link, note, title } from "./dom.js";
 import { request } from "./net.js";
 import { CHEFS } from "./shapes.js";
 
@@ -15,14 +15,16 @@ export async function games(app) {
   const rows = games.map((/** @type {any} */ one) => {
     const seat = CHEFS[one.seat]?.name ?? "–";
     const when = new Date(one.time).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-    const cells = [when, title(one.kitchen), one.partner, seat, one.score, one.finished ? one.steps : `${one.steps}, not finished`];
+    const steps = one.finished ? one.steps : `${one.steps}, not finished`;
+    const cells = [when, title(one.kitchen), one.partner, seat, one.score, steps];
     return h("tr", {}, cells.map((text, index) => h("td", { "data-head": heads[index] }, String(text))),
-      h("td", { class: "row" }, h("a", { class: "button", href: `#replay=${one.game}`, "aria-label": `Watch the game of ${when}` }, "Watch"),
-        h("a", { class: "button", href: file(one.game), download: "", "aria-label": `Download the game of ${when}` }, "Download")));
+      h("td", { class: "row" }, link("Watch", `#replay=${one.game}`, { "aria-label": `Watch the game of ${when}` }),
+        link("Download", file(one.game), { download: true, "aria-label": `Download the game of ${when}` })));
   });
   app.page("replays", "Recorded games", rows.length === 0
     ? h("p", { class: "card" }, "No game is recorded yet. ", h("a", { href: "#" }, "Play one"), ".")
-    : h("div", { class: "card" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows))));
+    : h("div", { class: "card" }, h("table", {},
+      h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows))));
 }
 
 /** Draws the score over time, and where in it we are. @param {HTMLCanvasElement} canvas @param {number[]} scores @param {number} now */
@@ -49,7 +51,7 @@ function curve(canvas, scores, now) {
   pen.fillStyle = style.color;
   pen.font = "12px system-ui, sans-serif";
   scores.forEach((score, step) => {
-    if (score > (scores[step - 1] ?? 0)) pen.fillText(String(score), x(step) + 3 > width - 24 ? width - 24 : x(step) + 3, y(score) - 4);
+    if (score > (scores[step - 1] ?? 0)) pen.fillText(String(score), Math.min(x(step) + 3, width - 24), y(score) - 4);
   });
   pen.fillRect(x(now) - 0.5, 0, 1, height);
 }
@@ -62,10 +64,12 @@ export async function viewer(app) {
   const last = frames.length - 1;
   const canvas = h("canvas", { role: "img", "aria-label": `The kitchen ${title(kitchen.name)}` });
   const stage = h("div", { class: "stage" }, canvas);
-  const slider = h("input", { type: "range", min: 0, max: last, value: 0, step: 1, "aria-label": "Step", oninput: () => seek(Number(slider.value), true) });
+  const moved = () => seek(Number(slider.value), true);
+  const slider = h("input", { type: "range", min: 0, max: last, value: 0, "aria-label": "Step", oninput: moved });
   const line = h("canvas", { class: "curve", role: "img", "aria-label": `Score over time, ${scores[last]} at the end` });
-  const toggle = h("button", { type: "button", class: "main", onclick: () => run(!running) }, "Play");
-  const speed = h("select", { "aria-label": "Speed", onchange: pace }, [1, 2, 4].map((times) => h("option", { value: times }, `${times}×`)));
+  const toggle = button("Play", () => run(!running), "main");
+  const speeds = [1, 2, 4].map((times) => h("option", { value: times }, `${times}×`));
+  const speed = h("select", { "aria-label": "Speed", onchange: pace }, speeds);
   const counter = h("output", {});
   let [step, running, due] = [0, false, 0];
 
@@ -74,7 +78,7 @@ export async function viewer(app) {
       h("span", {}, h("b", { class: `seat-${seat}` }, CHEFS[seat].name), ` ${name}`))),
     stage,
     h("div", { class: "card controls" }, slider, line,
-      h("p", { class: "row" }, toggle, speed, counter, h("a", { class: "button", href: file(game), download: "" }, "Download")))));
+      h("p", { class: "row" }, toggle, speed, counter, link("Download", file(game), { download: true })))));
   const board = new Board(stage, canvas, kitchen);
   const watch = new ResizeObserver(() => curve(line, scores, step));
   watch.observe(line);

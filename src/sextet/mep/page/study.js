@@ -1,5 +1,5 @@
 /** The study: instructions, warm-ups, games with hidden partners, rankings. The server decides what comes next. */
-import { busy, h, note, say, title } from "./dom.js";
+import { busy, button, h, link, note, say, title } from "./dom.js";
 import { recipe } from "./home.js";
 import { keep, request, ticket } from "./net.js";
 import { play } from "./play.js";
@@ -14,7 +14,8 @@ const texts = (/** @type {string} */ text) => (text ?? "").split(/\n\s*\n/).filt
 /** @param {App} app */
 export async function study(app) {
   if (!app.setup.study)
-    return app.page("study", "No study here", h("p", {}, "This server runs no study. Start it with --study FILE.toml, or just play."), h("p", {}, h("a", { class: "button", href: "#" }, "Home")));
+    return app.page("study", "No study here",
+      h("p", {}, "This server runs no study. Start it with --study FILE.toml, or just play."), h("p", {}, link("Home", "#")));
   const game = ticket();
   if (game?.study) return playOne(app, game);
   if (!localStorage.getItem(SECRET)) return welcome(app);
@@ -32,10 +33,11 @@ export async function study(app) {
 /** @param {App} app */
 function welcome(app) {
   const problem = h("p", { role: "alert", class: "problem" });
-  const start = h("button", { type: "button", class: "main", onclick: () => busy(start, problem, async () => {
+  const enter = async () => {
     localStorage.setItem(SECRET, (await request("/api/study", {})).participant);
     await study(app);
-  }) }, "Take part");
+  };
+  const start = button("Take part", () => busy(start, problem, enter), "main");
   app.page("study", "Cooking study", h("div", { class: "card" },
     h("p", {}, "You will cook with several partners and say which ones you liked. Your games and rankings are recorded, without your name."),
     h("p", {}, "You may close the page and come back later on this device."), problem, h("p", { class: "row" }, start)));
@@ -52,31 +54,36 @@ async function next(app, body = {}) {
 function stage(app, now) {
   const problem = h("p", { role: "alert", class: "problem" });
   /** @param {string} text @param {() => Promise<any>} work */
-  const button = (text, work) => {
-    const one = h("button", { type: "button", class: "main", onclick: () => busy(one, problem, work) }, text);
-    return h("p", { class: "row" }, one);
+  const action = (text, work) => {
+    const one = button(text, () => busy(one, problem, work), "main");
+    return [problem, h("p", { class: "row" }, one)];
   };
-  const progress = now.total > 0 && now.stage !== "done" && h("p", { class: "progress" },
-    h("progress", { max: now.total, value: now.done, "aria-label": "Progress" }), ` ${now.done} of ${now.total} games done`);
+  /** @param {...any} content */
+  const card = (...content) => h("div", { class: "card" }, texts(now.text), ...content);
   const start = async () => {
     const game = { ...(await request(path("/game"), {})), study: true };
     keep(game);
     playOne(app, game);
   };
+  const again = button("Start for another person", () => {
+    localStorage.removeItem(SECRET);
+    study(app);
+  });
   const kitchen = title(now.kitchen ?? "");
-  const shown = {
-    instructions: () => ["Instructions", h("div", { class: "columns" },
-      h("div", { class: "card" }, texts(now.text), problem, button("I have read this", () => next(app))), recipe())],
-    warmup: () => [`Warm-up: ${kitchen}`, h("div", { class: "card" }, texts(now.text), h("p", {}, "You are alone in the kitchen. Get to know it."), problem, button("Start the warm-up", start))],
-    play: () => [`${kitchen} with ${named(now.label ?? "")}`, h("div", { class: "card" }, texts(now.text), problem, button("Start the game", start))],
-    ranking: () => [`Ranking: ${kitchen}`, ranking(app, now, problem, button)],
-    done: () => ["Thank you", h("div", { class: "card" }, texts(now.text), h("p", {}, "You have played all games. You can close this page."),
-      h("p", { class: "row" }, h("button", { type: "button", onclick: () => {
-        localStorage.removeItem(SECRET);
-        study(app);
-      } }, "Start for another person")))],
-  }[now.stage]?.() ?? ["The study goes on elsewhere", h("p", {}, `This page does not know the stage "${now.stage}". Reload it.`)];
-  app.page("study", shown[0], progress, shown[1]);
+  const [heading, content] = {
+    instructions: () => ["Instructions", h("div", { class: "columns" }, card(action("I have read this", () => next(app))), recipe())],
+    warmup: () => [`Warm-up: ${kitchen}`, card(action("Start the warm-up", start))],
+    play: () => [`${kitchen} with ${named(now.label ?? "")}`, card(action("Start the game", start))],
+    ranking: () => {
+      const [order, list] = ranking(now.partners);
+      const send = action("This is my order", () => next(app, { ranking: order }));
+      return [`Ranking: ${kitchen}`, card(h("p", {}, "The buttons move a partner up or down."), list, send)];
+    },
+    done: () => ["Thank you", card(h("p", { class: "row" }, again))],
+  }[now.stage]?.() ?? ["Please reload the page", h("p", {}, `This page does not know the stage "${now.stage}".`)];
+  const bar = h("progress", { max: now.total, value: now.done, "aria-label": "Progress" });
+  const progress = now.total > 0 && now.stage !== "done" && h("p", { class: "progress" }, bar, `${now.done} of ${now.total} games done`);
+  app.page("study", heading, progress, content);
   note({ phase: now.stage });
 }
 
@@ -90,28 +97,28 @@ function playOne(app, game) {
 }
 
 /**
- * The partners in an order that two buttons beside each one change.
- * @param {App} app @param {any} now @param {HTMLElement} problem @param {(text: string, work: () => Promise<any>) => any} button
+ * A list whose order two buttons beside each partner change.
+ * @param {string[]} partners @returns {[string[], HTMLElement]} the order, which changes, and the list
  */
-function ranking(app, now, problem, button) {
-  /** @type {string[]} */
-  const order = [...now.partners];
+function ranking(partners) {
+  const order = [...partners];
   const list = h("ol", { class: "ranking" });
-  /** @param {string} who @param {number} by @param {string} way */
-  function move(who, by, way) {
-    const from = order.indexOf(who);
-    order.splice(from + by, 0, ...order.splice(from, 1));
+  /** @param {string} who @param {number} by */
+  function move(who, by) {
+    const to = order.indexOf(who) + by;
+    order.splice(to, 0, ...order.splice(to - by, 1));
     draw();
-    const moved = list.children[from + by];
-    (moved.querySelector(`.${way}:not(:disabled)`) ?? moved.querySelector("button:not(:disabled)"))?.focus();
-    say(`${named(who)} is now number ${from + by + 1} of ${order.length}.`);
+    const buttons = [...list.children[to].querySelectorAll("button")];
+    (buttons[by < 0 ? 0 : 1].disabled ? buttons[by < 0 ? 1 : 0] : buttons[by < 0 ? 0 : 1]).focus();
+    say(`${named(who)} is now number ${to + 1} of ${order.length}.`);
   }
+  /** @param {string} who @param {number} by @param {boolean} disabled */
+  const mover = (who, by, disabled) => h("button", { type: "button", disabled, onclick: () => move(who, by),
+    "aria-label": `${named(who)} ${by < 0 ? "up" : "down"}` }, by < 0 ? "▲" : "▼");
   function draw() {
     list.replaceChildren(...order.map((who, index) => h("li", {}, h("span", {}, named(who)),
-      h("button", { type: "button", class: "up", disabled: index === 0, "aria-label": `${named(who)} up`, onclick: () => move(who, -1, "up") }, "▲"),
-      h("button", { type: "button", class: "down", disabled: index === order.length - 1, "aria-label": `${named(who)} down`, onclick: () => move(who, 1, "down") }, "▼"))));
+      mover(who, -1, index === 0), mover(who, 1, index === order.length - 1))));
   }
   draw();
-  return h("div", { class: "card" }, texts(now.text), h("p", {}, "The buttons move a partner up or down."), list, problem,
-    button("This is my order", () => next(app, { ranking: order })));
+  return [order, list];
 }
