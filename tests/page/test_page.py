@@ -227,7 +227,7 @@ def test_an_invitation_works_once(server: str, new_page: Callable[..., Any]) -> 
 
 
 def test_touch_on_a_narrow_screen(server: str, new_page: Callable[..., Any]) -> None:
-    page = new_page(viewport={"width": 380, "height": 700}, has_touch=True, is_mobile=True)
+    page = new_page(viewport={"width": 380, "height": 700}, has_touch=True, is_mobile=True, reduced_motion="reduce")
     sent: list[Any] = []
     page.on("websocket", lambda line: line.on("framesent", lambda text: sent.append(json.loads(text))))
 

@@ -112,8 +112,8 @@ export function play(app, game, finished) {
     const { phase } = state;
     if (phase === "waiting" && ready) card("Waiting for the other player", h("p", {}, "The game starts when both are ready."), invitation());
     else if (phase === "waiting") {
-      const whom = game.invite ? invitation() : h("p", {}, `You play with ${partner}.`);
-      card("Press space or tap to start", whom, button("Start", start, "main"));
+      const whom = /^nobody/i.test(partner) ? "You are alone: the other cook stands still." : `You play with ${partner}.`;
+      card("Press space or tap to start", invitation() ?? h("p", {}, whom), button("Start", start, "main"));
     } else if (phase === "paused") {
       const why = "Your partner's connection is lost. The game goes on when it is back, and ends after two minutes without it.";
       card("Paused", h("p", {}, why));
