@@ -22,7 +22,12 @@ export class Board {
    * @param {Kitchen} kitchen @param {number|null} [seat] the chef marked "you"
    */
   constructor(frame, canvas, kitchen, seat = null) {
-    Object.assign(this, { frame, canvas, kitchen, seat });
+    this.frame = frame;
+    this.canvas = canvas;
+    this.kitchen = kitchen;
+    this.seat = seat;
+    this.cell = 0; // in pixels of the device
+    this.ratio = 0; // of these to one of the page's
     /** @type {State} */
     this.state = this.before = opening(kitchen);
     this.since = 0;
@@ -43,7 +48,8 @@ export class Board {
     const room = Math.min(this.frame.clientWidth / width, this.frame.clientHeight / height);
     const cell = Math.max(8, Math.floor(room * ratio));
     if (cell === this.cell && ratio === this.ratio) return;
-    Object.assign(this, { cell, ratio });
+    this.cell = cell;
+    this.ratio = ratio;
     for (const canvas of [this.canvas, this.ground]) {
       canvas.width = cell * width;
       canvas.height = cell * height;
@@ -80,7 +86,10 @@ export class Board {
       const now = performance.now();
       const steam = !still.matches && this.state.pots.some((pot) => pot.cooking >= 20);
       if (steam || now < this.since + this.tween || (this.flash && now < this.flash.until)) this.run();
-      else if (this.flash) this.draw((this.flash = null));
+      else if (this.flash) {
+        this.flash = null;
+        this.draw();
+      }
     });
   }
 

@@ -4,7 +4,7 @@
  * Makes an element; `on...` properties become listeners, true and false add or leave out an attribute.
  * @param {string} tag
  * @param {Record<string, any>} [props]
- * @param {...(Node|string|number|null|false|Array<Node|string>)} children
+ * @param {...any} children elements and texts, or arrays of them; null and false are left out
  * @returns {any}
  */
 export function h(tag, props = {}, ...children) {

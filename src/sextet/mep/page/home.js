@@ -25,6 +25,9 @@ export function picture(draw) {
   return canvas;
 }
 
+/** @param {number} seat */
+const portrait = (seat) => picture((pen) => at(pen, 0, 0.07, 0.86, () => chef(pen, seat, 1, null)));
+
 /** How to cook, in pictures and words. */
 export function recipe() {
   /** @param {(pen: CanvasRenderingContext2D) => void} draw @param {string} text */
@@ -43,11 +46,11 @@ export function recipe() {
 /** @param {Setup} setup @param {string} kitchen */
 function partners(setup, kitchen) {
   const able = setup.partners.filter((partner) => partner.kitchen === null || partner.kitchen === kitchen);
-  const kinds = [...new Set([...Object.keys(KINDS), ...able.map((partner) => partner.kind)])];
-  return kinds.map((kind) => [kind, able.filter((partner) => partner.kind === kind)])
-    .filter(([, group]) => group.length > 0)
-    .map(([kind, group]) => h("optgroup", { label: KINDS[kind] ?? kind },
-      group.map((/** @type {any} */ partner) => h("option", { value: partner.id }, partner.label))));
+  const kinds = new Set([...Object.keys(KINDS), ...able.map((partner) => partner.kind)]);
+  return [...kinds].map((kind) => {
+    const group = able.filter((partner) => partner.kind === kind);
+    return h("optgroup", { label: KINDS[kind] ?? kind }, group.map(({ id, label }) => h("option", { value: id }, label)));
+  }).filter((group) => group.children.length > 0);
 }
 
 /** @param {App} app */
@@ -68,7 +71,7 @@ export function home(app) {
   const seats = [[0, "Blue, tall hat"], [1, "Red, flat cap"], ["random", "Either"]].map(([value, text]) =>
     h("label", { class: "choice seat" },
       h("input", { type: "radio", name: "seat", value, checked: String(value) === String(old.seat ?? "random") }),
-      h("span", {}, (value === "random" ? [0, 1] : [value]).map((seat) => picture((pen) => at(pen, 0, 0.07, 0.86, () => chef(pen, seat, 1, null))))),
+      h("span", {}, [0, 1].filter((seat) => value === "random" || value === seat).map(portrait)),
       h("span", {}, text)));
   const partner = h("select", { name: "partner", id: "partner" });
   const full = Math.round(setup.horizon * setup.tick_seconds);
@@ -106,10 +109,10 @@ export function home(app) {
     event.preventDefault();
     const chosen = Object.fromEntries(new FormData(form));
     localStorage.setItem(CHOICES, JSON.stringify(chosen));
-    const body = { ...chosen, seat: chosen.seat === "random" ? "random" : Number(chosen.seat) };
-    if (chosen.seconds) body.seconds = Number(chosen.seconds);
-    else delete body.seconds;
-    if (!String(chosen.name).trim()) delete body.name;
+    const { kitchen, partner, seat, seconds, name } = chosen;
+    const body = { kitchen, partner, seat: seat === "random" ? seat : Number(seat) };
+    if (seconds) Object.assign(body, { seconds: Number(seconds) });
+    if (String(name).trim()) Object.assign(body, { name });
     busy(start, problem, () => begin(go, body));
   }
 
