@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import secrets
 import signal
@@ -296,5 +297,6 @@ def serve(runs: Sequence[Path], options: Options) -> None:
     with listener:
         demo = demo_of(runs, options)
         app = build(demo, host=host, port=port, token=token)
+        gc.freeze()  # what is loaded stays: no pauses to look at it while serving, nor seconds at the end
         sys.setswitchinterval(0.001)  # saving and replaying in threads must not hold up the games' clock
         Server(app, connections=4 * options.max_games + 64, listening=listening).run([listener])
