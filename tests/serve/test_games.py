@@ -226,8 +226,8 @@ def test_a_partner_that_fails_ends_its_game_only(client, monkeypatch, caplog):
         play_on(socket, until=5)
         monkeypatch.setattr("sextet.mep.policy.PolicyAgent.act", fail)
         rest = [json.loads(text) for text in socket]
-    assert any("no move" in message.get("message", "") for message in rest) and rest[-1]["type"] == "over"
-    monkeypatch.undo()
+    assert any("partner failed" in message.get("message", "") for message in rest) and rest[-1]["type"] == "over"
+    assert "no move" in caplog.text
     assert client.get("/healthz").json()["status"] == "ok"
 
 

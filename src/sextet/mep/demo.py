@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,12 +26,11 @@ from sextet.mep.games import TICK_SECONDS, Archive, read_game, replay
 from sextet.mep.human import HumanProxy
 from sextet.mep.overcooked import LAYOUTS, Layout, Overcooked
 from sextet.mep.policy import Policy, PolicyAgent
-from sextet.mep.rooms import Nobody, Outbox, Partner, Player, Room, Rooms, ServerFull, Terms
-from sextet.mep.study import Conflict, Study, UnknownParticipant
+from sextet.mep.rooms import Nobody, Outbox, Partner, Player, Room, Rooms, Terms
+from sextet.mep.study import Study
 from sextet.serve import Demo, Options
 
 MESSAGES_PER_SECOND = 200  # of one connection; a held key sends about seven
-WAITING_REPLAYS = 16
 BUCKETS = (*(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05), *(0.075, 0.1, 0.15, 0.3, 1.0))
 
 log = logging.getLogger("sextet.serve")
@@ -71,7 +69,6 @@ class Cast:
         if known.grid != layout.grid or known.starts.tolist() != layout.starts.tolist():
             raise DataError(f'{folder}: its kitchen "{layout.name}" differs from another of that name')
         env = Overcooked(layout, 1)  # the first move compiles, which must not happen during a game
-        make().begin(env, 0)
         trial = make()
         trial.begin(env, 0)
         trial.act(env, 0, np.random.default_rng(0))
@@ -158,9 +155,8 @@ def demo(runs: Sequence[Path], options: Options) -> Demo:
 def routes(cast: Cast, rooms: Rooms, lateness: Histogram, study: Study | None) -> APIRouter:
     """Returns the routes of the protocol; those of a study only with one."""
     router = APIRouter(prefix="/api")
-    archive, replays = rooms.archive, asyncio.Semaphore(1)
+    archive, replays = rooms.archive, asyncio.Lock()
     connections: set[WebSocket] = set()
-    waiting = [0]
     setup = {
         "title": study.plan.title if study else "Overcooked",
         "tick_seconds": TICK_SECONDS,
@@ -174,12 +170,6 @@ def routes(cast: Cast, rooms: Rooms, lateness: Histogram, study: Study | None) -
             for partner in cast.partners.values()
         ],
     }  # fmt: skip
-
-    def open_room(terms: Terms) -> Room:
-        try:
-            return rooms.open(terms)
-        except ServerFull as error:
-            raise HTTPException(429, str(error), {"Retry-After": "60"}) from error
 
     @router.get("/setup")
     async def get_setup() -> Any:
@@ -196,7 +186,7 @@ def routes(cast: Cast, rooms: Rooms, lateness: Histogram, study: Study | None) -
             raise HTTPException(404, f"no partner {body.partner[:40]!r} for {layout.name}; see /api/setup")
         steps = HORIZON if body.seconds is None else round(body.seconds / TICK_SECONDS)
         seat = choice((0, 1)) if body.seat == "random" else body.seat
-        room = open_room(Terms(layout=layout, partner=partner, seat=seat, steps=steps, name=_name(body.name) or "You"))
+        room = rooms.open(Terms(layout=layout, partner=partner, seat=seat, steps=steps, name=_name(body.name) or "You"))
         return _ticket(room, room.players[0]) | {"invite": room.invite}
 
     @router.post("/games/join")
@@ -225,17 +215,12 @@ def routes(cast: Cast, rooms: Rooms, lateness: Histogram, study: Study | None) -
     @router.get("/games/{game}/replay")
     async def get_replay(game: str) -> Response:
         path = record(game)
-        if waiting[0] >= WAITING_REPLAYS:
-            raise HTTPException(429, "too many replays at once; try again in a few seconds", {"Retry-After": "5"})
-        waiting[0] += 1
         try:
             async with replays:
                 text = await asyncio.to_thread(_replay_text, path)
         except DataError as error:
             log.warning("%s", error)
             raise HTTPException(409, "the record of this game is damaged or was changed") from error
-        finally:
-            waiting[0] -= 1
         return Response(text, media_type="application/json")
 
     @router.websocket("/games/{game}")
@@ -255,7 +240,7 @@ def routes(cast: Cast, rooms: Rooms, lateness: Histogram, study: Study | None) -
             connections.discard(socket)
 
     if study is not None:
-        _study_routes(router, study, rooms, open_room)
+        _study_routes(router, study, rooms)
     return router
 
 
@@ -310,7 +295,7 @@ async def _converse(socket: WebSocket, room: Room, player: Player, lateness: His
         await asyncio.gather(sender, receiver, return_exceptions=True)  # a closed connection is no error
 
 
-def _study_routes(router: APIRouter, study: Study, rooms: Rooms, open_room: Callable[[Terms], Room]) -> None:
+def _study_routes(router: APIRouter, study: Study, rooms: Rooms) -> None:
     """Adds the routes of a study; progress is written one request at a time, outside the games' loop."""
     lock = asyncio.Lock()
 
@@ -318,43 +303,29 @@ def _study_routes(router: APIRouter, study: Study, rooms: Rooms, open_room: Call
         async with lock:
             return await asyncio.to_thread(function, *arguments)
 
-    @contextmanager
-    def answers() -> Iterator[None]:
-        try:
-            yield
-        except (UnknownParticipant, Conflict, ServerFull) as error:
-            status = {UnknownParticipant: 404, Conflict: 409, ServerFull: 429}[type(error)]
-            raise HTTPException(status, str(error)) from error
-
-    async def call(function: Callable[..., Any], *arguments: Any) -> Any:
-        with answers():
-            return await locked(function, *arguments)
-
     @router.post("/study", status_code=201)
     async def take_part() -> Any:
-        return {"participant": await call(study.enter)}
+        return {"participant": await locked(study.enter)}
 
     @router.get("/study/{participant}")
     async def stage(participant: str) -> Any:
-        return (await call(study.progress, participant)).view()
+        return (await locked(study.progress, participant)).view()
 
     @router.post("/study/{participant}/next")
     async def go_on(participant: str, body: Annotated[dict[str, Any] | None, Body()] = None) -> Any:
-        return (await call(study.advance, participant, (body or {}).get("ranking"))).view()
+        return (await locked(study.advance, participant, (body or {}).get("ranking"))).view()
 
     @router.post("/study/{participant}/game", status_code=201)
     async def study_game(participant: str) -> Any:
-        progress = await call(study.progress, participant)
+        progress = await locked(study.progress, participant)
         room = rooms.room(study.open_games.get(participant, ""))
         if room is None or room.task.done():  # else the page was loaded again during a game
 
             async def ended(room: Room) -> None:
-                study.open_games.pop(participant, None)
                 if room.finished and room.saved:
                     await locked(study.finish, participant, room.game, progress.at)
+                study.open_games.pop(participant, None)
 
-            with answers():
-                terms = study.terms(participant, progress, ended)
-            room = open_room(terms)
+            room = rooms.open(study.terms(participant, progress, ended))
             study.open_games[participant] = room.game
         return _ticket(room, room.players[0]) | {"invite": None}

@@ -37,7 +37,9 @@ log = logging.getLogger("sextet.serve")
 
 
 class ServerFull(SextetError):
-    """As many games as allowed are in progress."""
+    """As many games, or participants, as allowed."""
+
+    status = 429
 
 
 class Nobody:
@@ -223,9 +225,11 @@ class Room:
     async def _run(self) -> None:
         try:
             await self._play()
-        except Exception as error:  # a partner that fails ends its own game only
+        except Exception:  # a partner that fails ends its own game only
             log.exception("game %s ended", self.game)
-            self.tell({"type": "error", "message": f"the game ended: {type(error).__name__}: {error}"})
+            self.tell(
+                {"type": "error", "message": "the partner failed, so the game ends; the server's console says how"}
+            )
         self.phase, self.invite = "over", None
         self.tell(self._state())
         try:
@@ -253,7 +257,7 @@ class Room:
             deadline += TICK_SECONDS
 
     async def _wait_for_persons(self) -> bool:
-        loop, patience = asyncio.get_running_loop(), asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        patience = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         self.phase = "paused" if self.actions else "waiting"
         self.tell(self._state())
         while not (self.left or all(player.here for player in self.players)):
@@ -264,8 +268,6 @@ class Room:
                 async with asyncio.timeout_at(limit):
                     await self._changed.wait()
             except TimeoutError:
-                return False
-            if loop.time() >= patience:
                 return False
         self.phase = "playing"
         return not self.left

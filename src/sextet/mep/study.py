@@ -40,9 +40,13 @@ Nothing is stored but the games and your ranking. You may stop at any time."""
 class Conflict(SextetError):
     """The participant's stage does not allow what was asked."""
 
+    status = 409
+
 
 class UnknownParticipant(SextetError):
     """No participant has this secret."""
+
+    status = 404
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """A recipe's page and its routes."""
+    """A recipe's page and its routes. An error with a `status`, raised in a route, is the answer."""
 
     router: APIRouter
     page: Path

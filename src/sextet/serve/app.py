@@ -43,6 +43,7 @@ MAX_HEADERS = 16 * 1024
 MAX_MESSAGE = 4 * 1024
 SLOW_SECONDS = 10.0  # for a request's headers, and for its body
 STOP_SECONDS = 1
+log = logging.getLogger("sextet.serve")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ANYWHERE = ("0.0.0.0", "::")
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -186,8 +187,9 @@ def build(demo: Demo, *, host: str, port: int, token: str | None) -> FastAPI:
         if isinstance(error, RequestValidationError):
             items = [f"{'.'.join(map(str, item['loc'][1:])) or 'body'}: {item['msg']}" for item in error.errors()]
             return JSONResponse({"error": "; ".join(items)}, 400)
-        if isinstance(error, SextetError):
-            return JSONResponse({"error": str(error)}, 400)
+        if hasattr(error, "status"):
+            return JSONResponse({"error": str(error)}, error.status)
+        log.error("%s", error)  # it may name files, which are nobody's business
         return JSONResponse({"error": "the server failed; its console says how"}, 500)
 
     for kind in (HTTPException, RequestValidationError, SextetError, Exception):
