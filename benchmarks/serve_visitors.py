@@ -133,12 +133,13 @@ def main():
     parser.add_argument(
         "--wait", type=float, default=LATE_READERS_SECONDS + 3, help="until finished games are forgotten"
     )
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results") / "serve_visitors.json")
     options = parser.parse_args()
     rows = measure(options.visitors, options.seconds, options.rounds, options.wait)
     memory = [row["resident_mb_after_they_left"] for row in rows]
     result = {"machine": environment(), "rounds": rows, "growth_after_warm_up": memory[-1] / memory[0] - 1}
     print(f"growth after the first round: {result['growth_after_warm_up']:.2%}")
-    Path(__file__).with_name("results").joinpath("serve_visitors.json").write_text(json.dumps(result, indent=1) + "\n")
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -218,7 +218,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
     def __init__(self, app: FastAPI, *, connections: int, listening: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
-                app, http=_Http, ws="websockets-sansio", log_config=None, log_level="warning", access_log=False,
+                app, http=_Http, log_config=None, log_level="warning", access_log=False,
                 ws_max_size=MAX_MESSAGE, ws_per_message_deflate=False, ws_ping_interval=20, ws_ping_timeout=20,
                 limit_concurrency=connections, timeout_keep_alive=5, timeout_graceful_shutdown=STOP_SECONDS,
                 h11_max_incomplete_event_size=MAX_HEADERS, server_header=False, proxy_headers=False,
@@ -257,7 +257,9 @@ def bind(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host} port {port} ({error.strerror or error}){free}") from error
     except OverflowError as error:
         raise UsageError(f"port {port} is not allowed; it must be 0 to 65535") from error
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of each connection: a reader that takes nothing for so long is cut off
+    # Connections inherit both: what waits in the kernel for a slow reader is bounded, in size and in time.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BODY)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(3e3 * SLOW_SECONDS))
     return listener
 
