@@ -114,6 +114,9 @@ def measure(visitors: int, seconds: float, rounds: int, wait: float):
                         "share_within_50_ms": (after[0.05] - before[0.05])
                         / (after[float("inf")] - before[float("inf")]),
                         "server_cpu_share": (cpu_after - cpu) / took,
+                        "server_cpu_ms_per_tick": 1000
+                        * (cpu_after - cpu)
+                        / (after[float("inf")] - before[float("inf")]),
                         "resident_mb_after_they_left": measures(address)[0] / 2**20,
                     }
                 )

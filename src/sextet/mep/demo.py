@@ -51,12 +51,17 @@ class Cast:
         name = f"p{len(self.partners)}"
         self.partners[name] = Partner(id=name, label=label, kitchen=kitchen, kind=kind, make=make)
 
-    def add_folder(self, folder: Path, label: str) -> None:
-        """Adds the agent saved in a folder; raises SextetError when there is none that can play."""
+    def add_folder(self, folder: Path, label: str, suffix: str) -> None:
+        """Adds the agent saved in a folder; raises SextetError when there is none that can play.
+
+        `label` names one that has no label of its own; `suffix` tells runs apart.
+        """
         about = read_json(folder / "config.json")
         if not isinstance(about, dict):
             raise DataError(f"{folder}/config.json: not the description of an agent")
-        kind, label = str(about.get("kind", "agent")), str(about.get("label", label))
+        config = about.get("config")
+        method = str(config.get("method", "agent")).upper() if isinstance(config, dict) else ""
+        kind, label = str(about.get("kind", "agent")), str(about.get("label") or f"{method} {label}".strip()) + suffix
         if kind == "human_proxy":
             proxy = HumanProxy.load(folder)
             layout = Layout.load(proxy.layout)
@@ -86,7 +91,8 @@ def find_cast(runs: Sequence[Path]) -> Cast:
         folders = sorted((run / "agents").glob("*/")) or [run / "final"]
         for folder in folders:
             try:
-                cast.add_folder(folder, run.name if folder.name == "final" else folder.name)
+                label, suffix = (run.name, "") if folder.name == "final" else (folder.name, f" ({run.name})")
+                cast.add_folder(folder, label, suffix if len(runs) > 1 else "")
             except SextetError as error:
                 log.warning("left out: %s", error)
     if not cast.partners:
