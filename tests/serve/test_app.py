@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -126,6 +127,27 @@ def test_a_token_guards_everything_but_health(served, page, tmp_path):
         headers = {"Cookie": cookie.split(";")[0]}
         with client.socket(client.open_game(), additional_headers=headers) as connection:
             assert "start" in connection.recv()
+
+
+@pytest.mark.parametrize(
+    "host, token, expected",
+    [
+        ("127.0.0.1", None, r"http://127\.0\.0\.1:\d+/ "),
+        ("127.0.0.1", "a b", r"http://127\.0\.0\.1:\d+/\?token=a%20b "),
+        ("0.0.0.0", None, r"http://[^/]+:\d+/\?token=[\w-]{22} "),
+        ("192.0.2.1", None, r"http://192\.0\.2\.1:\d+/\?token=[\w-]{22} "),
+    ],
+)
+def test_a_token_is_made_where_others_can_reach_the_server(served, monkeypatch, capsys, host, token, expected):
+    class Fake:
+        def __init__(self, app, *, connections, listening):
+            self.run = lambda sockets: listening()
+
+    monkeypatch.setattr(app, "Server", Fake)
+    monkeypatch.setattr(app, "bind", lambda host, port: bind("127.0.0.1", 0))
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    serve([served], Options(host=host, token=token))
+    assert re.match(f"serving on {expected}", capsys.readouterr().out)
 
 
 def test_a_taken_port_is_named_with_a_free_one(served, tmp_path):
