@@ -92,7 +92,7 @@ class Guard:
                 receive = await _with_body(connection, receive)
         except Refused as refused:
             answer = JSONResponse({"error": str(refused)}, refused.status)
-        await (answer or self.app)(scope, receive, send_with_headers)
+        await (answer or self.app)(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
     def _check_source(self, connection: HTTPConnection) -> None:
         """Another site's page may reach this address through the visitor's browser; it must not be served."""
