@@ -147,6 +147,8 @@ def test_a_token_is_made_where_others_can_reach_the_server(served, monkeypatch, 
     monkeypatch.setattr(app, "bind", lambda host, port: bind("127.0.0.1", 0))
     monkeypatch.setattr("gc.freeze", lambda: None)
     serve([served], Options(host=host, token=token))
+    with pytest.raises(UsageError, match="printable ASCII"):
+        serve([served], Options(token="é"))
     assert re.match(f"serving on {expected}", capsys.readouterr().out)
 
 

@@ -1,6 +1,7 @@
 import asyncio
 import csv
 import json
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -324,6 +325,11 @@ def test_the_export_is_a_table_of_checked_games(recorded, tmp_path):
     with pytest.raises(UsageError, match='unknown kitchen "cramped_rom"'):
         export_games(recorded, kitchen="cramped_rom")
     with pytest.raises(UsageError, match="holds no recorded games"):
+        export_games(tmp_path)
+    shutil.copytree(recorded, tmp_path / "games")
+    (tmp_path / "games" / "study").mkdir()
+    (tmp_path / "games" / "study" / "x.json").write_text("[]")
+    with pytest.raises(DataError, match="x.json: not the progress of a participant"):
         export_games(tmp_path)
 
 

@@ -289,8 +289,11 @@ def _ranks(folder: Path) -> Mapping[tuple[int, str, str], int]:
     ranks: dict[tuple[int, str, str], int] = {}
     for path in sorted((folder / "study").glob("*.json")):
         value = read_json(path)
-        for kitchen, labels in value["rankings"].items():
-            ranks |= {(value["participant"], kitchen, label): rank for rank, label in enumerate(labels, 1)}
+        try:
+            for kitchen, labels in value["rankings"].items():
+                ranks |= {(value["participant"], kitchen, label): rank for rank, label in enumerate(labels, 1)}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: not the progress of a participant") from error
     return ranks
 
 

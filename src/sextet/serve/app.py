@@ -285,7 +285,9 @@ def serve(runs: Sequence[Path], options: Options) -> None:
         SextetError: The runs, the study or the games' folder cannot be used, or the port is taken.
     """
     logging.basicConfig(level=logging.WARNING, format="sextet: %(message)s")
-    host, token = options.host, options.token
+    host, token = options.host, options.token or None
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise UsageError("--token must be printable ASCII, because it travels in a header")
     listener = bind(host, options.port)
     if token is None and host not in LOOPBACK:
         token = secrets.token_urlsafe(16)
