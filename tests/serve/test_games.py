@@ -294,6 +294,8 @@ def changed(line, change):
         (5, lambda value: value.update(joint_action="[[0, 2], [0, 0]]"), ":5: not a step"),
         (5, lambda value: value.pop("state"), ":5: not a step of a game .expected the columns"),
         (5, lambda value: value.update(datetime="now"), ":5: not a step"),
+        (5, lambda value: value.update(datetime=float("nan")), ":5: not a step"),
+        (5, lambda value: value.update(datetime=float("inf")), ":5: not a step"),
     ],
 )
 def test_damaged_and_changed_records_are_refused_with_their_line(recorded, tmp_path, number, change, text):

@@ -224,7 +224,7 @@ def routes(cast: Cast, rooms: Rooms, lateness: Histogram, study: Study | None) -
         try:
             async with replays:
                 text = await asyncio.to_thread(_replay_text, path)
-        except DataError as error:
+        except SextetError as error:
             log.warning("%s", error)
             raise HTTPException(409, "the record of this game is damaged or was changed") from error
         return Response(text, media_type="application/json")

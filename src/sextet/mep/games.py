@@ -179,8 +179,8 @@ def read_game(path: Path | str) -> Game:
             if not isinstance(row, dict) or row.keys() != set(COLUMNS):
                 raise ValueError(f"expected the columns {', '.join(COLUMNS)}")
             actions.append(pairs[row["joint_action"]])
-            table.append(row | {"datetime": float(row["datetime"])})
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            table.append(row | {"datetime": int(row["datetime"])})
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise DataError(f"{path}:{number}: not a step of a game ({error})") from error
     if len(table) != header.steps:
         raise DataError(f"{path}:{len(lines) + 1}: {len(table)} steps, but the header says {header.steps}")
