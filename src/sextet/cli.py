@@ -1,4 +1,4 @@
-"""The command line: ``sextet train|resume|eval|compare|report|list|data|doctor``.
+"""The command line: ``sextet train|resume|eval|compare|report|serve|play|list|data|doctor``.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unusable data or disk, 4 interrupted and saved.
 Verbs are argparse; the fields of a recipe's configuration are tyro's. torch is imported only when work starts.
@@ -17,12 +17,13 @@ from typing import Any
 
 from sextet import __version__
 from sextet.core.config import override, preset, read_overrides
-from sextet.core.errors import Interrupted, SextetError, UsageError, unknown
+from sextet.core.errors import Interrupted, SextetError, UsageError, missing_extra, unknown
 from sextet.registry import Recipe, find, recipes
 
 EXTRAS = {
     "coop": ("numba", "gymnasium", "pettingzoo"),
     "ray": ("ray",),
+    "serve": ("fastapi", "uvicorn", "websockets", "prometheus_client"),
     "track": ("tensorboard",),
     "dev": ("pytest", "ruff", "mypy", "hypothesis", "overcooked"),
 }
@@ -92,6 +93,24 @@ def _parser() -> argparse.ArgumentParser:
 
     report = add("report", _report, "write the HTML report of a run and print its path")
     report.add_argument("run", type=Path)
+
+    serve = add("serve", _serve, "serve a page to play with the agents of finished runs, on this machine by default")
+    serve.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    serve.set_defaults(no_browser=True)
+    play = add("play", _serve, "serve the finished runs (by default all of runs/mep) and open the page in the browser")
+    play.add_argument("runs", type=Path, nargs="*", metavar="RUN")
+    play.add_argument("--no-browser", action="store_true", help="only print the address")
+    for page in (serve, play):
+        page.add_argument(
+            "--host", default="127.0.0.1", help="interface to listen on; others than loopback need a token"
+        )
+        page.add_argument("--port", type=int, default=8000, help="0: any free port")
+        page.add_argument("--token", help="secret that visitors need; made for you where one is needed")
+        page.add_argument("--study", type=Path, metavar="FILE.toml", help="lead participants through a study")
+        page.add_argument(
+            "--games", type=Path, metavar="DIR", help="where games are kept (default: games in the first run)"
+        )
+        page.add_argument("--max-games", type=int, default=256, help="games at the same time")
 
     add("list", _list, "list recipes and presets")
     data = add("data", _data, "prepare or check data; `sextet data` lists what there is", fields=True)
@@ -231,6 +250,24 @@ def _report(options: argparse.Namespace, _: list[str]) -> Any:
     if not (options.run / "config.json").exists():
         raise UsageError(f"{options.run} holds no run (no config.json)")
     return {"report": str(build_report(options.run))}
+
+
+def _serve(options: argparse.Namespace, _: list[str]) -> Any:
+    from sextet.launch import RUNS
+    from sextet.serve import Options
+
+    runs = options.runs or sorted(path.parent for path in (RUNS / "mep").glob("*/summary.json"))
+    if not runs:
+        raise UsageError(f"no finished run in {RUNS / 'mep'}; make one: sextet train mep --preset quick")
+    if options.max_games < 1:
+        raise UsageError(f"--max-games {options.max_games} is not allowed; it must be 1 or more")
+    try:
+        from sextet.serve.app import serve
+    except ModuleNotFoundError as error:
+        raise missing_extra(str(error.name), "serve", "sextet serve") from error
+    names = ("host", "port", "token", "study", "games", "max_games")
+    fields = {name: getattr(options, name) for name in names}
+    serve(runs, Options(**fields, browser=not options.no_browser))
 
 
 def _list(options: argparse.Namespace, _: list[str]) -> Any:

@@ -99,7 +99,7 @@ class HumanProxy:
 def train_proxy(
     layout: str, data: HumanData, *, seed: int, epochs: int | None = None, progress: Progress | None = None
 ) -> HumanProxy:
-    """Clones the players of `data`, rows of both seats alike; equal seeds give equal weights on one thread.
+    """Clones the persons of `data`, rows of both seats alike; equal seeds give equal weights on one thread.
 
     `epochs` defaults to the 2019 number of the layout. `progress` is called after each epoch with (epochs done,
     epochs, validation loss). Raises UsageError when `data` is of another layout or `epochs` is below 1.
@@ -111,7 +111,9 @@ def train_proxy(
     if layout != data.layout or epochs < 1:
         raise UsageError(f"cannot train {epochs} epochs for {layout} on games of {data.layout}")
     rows = [features62(Layout.load(layout), data.state, seat) for seat in (0, 1)]
-    inputs, labels = torch.from_numpy(np.concatenate(rows)), torch.from_numpy(data.actions.T.flatten()).long()
+    chosen = slice(None) if data.persons is None else data.persons.T.flatten()
+    inputs = torch.from_numpy(np.concatenate(rows)[chosen])
+    labels = torch.from_numpy(data.actions.T.flatten()[chosen]).long()
     w = {name: torch.zeros(shape) for name, shape in _SHAPES.items()}
     for name, gain in (("w0", 2**0.5), ("w1", 2**0.5), ("w2", 0.01)):
         torch.nn.init.orthogonal_(w[name], gain, generator=torch_rng(seed, "init", "human", layout, name))

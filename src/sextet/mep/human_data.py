@@ -37,8 +37,8 @@ PICKLE_SHA256 = {"train": "28659cfd09ee033d82b56bed905b239f078877e1b09d1f1b916e4
 _FORMAT = "sextet-human-2019/1"
 _GET = "get the games with: sextet data human --download, or --source overcooked_ai-1.1.0.tar.gz"
 _NAMES = {"random0": "forced_coordination", "random3": "counter_circuit"}
-_ACTIONS: list[Any] = [[0, -1], [0, 1], [1, 0], [-1, 0], [0, 0], "INTERACT"]
-_OBJECTS = ["", "onion", "dish", "soup"]
+ACTIONS: list[Any] = [[0, -1], [0, 1], [1, 0], [-1, 0], [0, 0], "INTERACT"]
+OBJECTS = ["", "onion", "dish", "soup"]
 _STATE = [field.name for field in fields(State)]
 _GLOBALS = {
     "numpy.dtype", "numpy.ndarray", "numpy.core.multiarray._reconstruct", "pandas.core.frame.DataFrame",
@@ -130,22 +130,32 @@ def _parse(text: str) -> Any:
     return json.loads(text.replace("'", '"').replace("False", "false"))  # literals of Python, not code
 
 
-def _states(layout: Layout, texts: NDArray[Any], time: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def read_states(layout: Layout, texts: NDArray[Any], time: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Reads the column "state" or "next_state" of N recorded steps.
+
+    Args:
+        layout: The kitchen.
+        texts: (N,) object, states as the games' tables have them.
+        time: (N,) steps since the start.
+
+    Returns:
+        The arrays of `State` by name, (N, ...). Raises KeyError, ValueError or TypeError for other texts.
+    """
     unique, pots = {text: row for row, text in enumerate(dict.fromkeys(texts))}, layout.pots.tolist()
     state = Overcooked(layout, len(unique), backend="numpy").state
     for text, row in unique.items():
         value = _parse(text)
         for seat, player in enumerate(value["players"]):
             state.pos[row, seat] = player["position"][0] + player["position"][1] * layout.width
-            state.orient[row, seat] = _ACTIONS.index(player["orientation"])
-            state.held[row, seat] = _OBJECTS.index(player.get("held_object", {"name": ""})["name"])
+            state.orient[row, seat] = ACTIONS.index(player["orientation"])
+            state.held[row, seat] = OBJECTS.index(player.get("held_object", {"name": ""})["name"])
         for item in value["objects"].values():
             cell = item["position"][0] + item["position"][1] * layout.width
             if cell in pots:
                 state.pot_onions[row, pots.index(cell)] = item["state"][1]
                 state.pot_cook[row, pots.index(cell)] = min(item["state"][2], COOK_TIME)
             else:
-                state.counter[row, cell] = _OBJECTS.index(item["name"])
+                state.counter[row, cell] = OBJECTS.index(item["name"])
     index = np.array([unique[text] for text in texts])
     return {name: array[index] for name, array in vars(state).items()} | {"time": time.astype(np.int32)}
 
@@ -184,11 +194,11 @@ def convert_human_data(source: Path | str, out_path: Path | str) -> dict[str, di
         names = np.array([_NAMES.get(name, name) for name in table["layout_name"]])
         for name in LAYOUTS:
             part = {column: values[names == name] for column, values in table.items()}
-            actions = [[_ACTIONS.index(action) for action in _parse(pair)] for pair in part["joint_action"]]
+            actions = [[ACTIONS.index(action) for action in _parse(pair)] for pair in part["joint_action"]]
             record = {"actions": np.array(actions, np.uint8), "rewards": part["reward_norm"].astype(np.float32)}
             record["worker"] = part["workerid_num"].astype(np.int16)
             for later, column in enumerate(("state", "next_state")):
-                states = _states(Layout.load(name), part[column], part["cur_gameloop"] + later)
+                states = read_states(Layout.load(name), part[column], part["cur_gameloop"] + later)
                 record |= {f"{column}.{field}": array for field, array in states.items()}
             arrays |= {f"{name}/{split}/{key}": array for key, array in record.items()}
             summary[name][split] = len(actions)
@@ -233,6 +243,7 @@ class HumanData:
     """The steps of one layout and split in time order; `worker` (n,) tells the games apart (one game each).
 
     `actions` (n, 2) uint8 are joint actions by seat, `rewards` (n,) float32 sparse team rewards (20 per soup).
+    `persons` (n, 2) bool says which seats a person held, where not both were.
     """
 
     layout: str
@@ -241,6 +252,7 @@ class HumanData:
     actions: NDArray[np.uint8]
     rewards: NDArray[np.float32]
     worker: NDArray[np.int16]
+    persons: NDArray[np.bool_] | None = None
 
 
 def load_human_data(path: Path | str, layout: str, split: str) -> HumanData:
