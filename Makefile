@@ -39,7 +39,7 @@ $(VENV)/.torch:
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing sextet"
-	@$(PIP) -e ".[coop]"
+	@$(PIP) -e ".[coop,serve]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -22,10 +22,23 @@ LIGHT = [
     "sextet.cli",
     "sextet.launch",
     "sextet.registry",
+    "sextet.serve",
     "sextet.core.config",
     "sextet.core.files",
 ] + [f"{recipe.package}.config" for recipe in BUILT_IN]
-HEAVY = ("torch", "numba", "scipy", "matplotlib", "pydantic", "ray", "gymnasium", "pettingzoo", "pandas")
+HEAVY = (
+    "torch",
+    "numba",
+    "scipy",
+    "matplotlib",
+    "pydantic",
+    "ray",
+    "gymnasium",
+    "pettingzoo",
+    "pandas",
+    "fastapi",
+    "uvicorn",
+)
 
 
 def imports(path):
@@ -85,7 +98,7 @@ def test_no_file_is_over_400_lines(path):
     assert len(path.read_text().splitlines()) <= 400
 
 
-@pytest.mark.parametrize("folder, budget", [("core", 2000), ("mep", 3600)])
+@pytest.mark.parametrize("folder, budget", [("core", 2000), ("serve", 300), ("mep", 4200)])
 def test_folders_keep_their_budget_of_code_lines(folder, budget):
     sizes = {path.name: code_lines(path) for path in (SOURCE / folder).rglob("*.py")}
     assert sum(sizes.values()) <= budget, sizes

@@ -161,10 +161,24 @@ def _fields(recipe: Recipe, default: Any, rest: list[str], usage: str, descripti
     return tyro.cli(type(default), default=default, args=rest, prog=usage, description=description)
 
 
+def _presets(recipe: Recipe, *, each: bool = False) -> dict[str, str]:
+    """What every preset is; for people, variants of one that say the same share a line: "fast[-ring|-room]"."""
+    texts = {name: (f.__doc__ or "").strip().splitlines()[0] for name, f in recipe.module("config").PRESETS.items()}
+    lines: dict[str, str] = {}
+    if each:
+        return texts
+    for name, text in texts.items():
+        base, _, variant = name.partition("-")
+        if not (variant and texts.get(base) == text):
+            variants = [other for other in texts if other.startswith(f"{name}-") and texts[other] == text]
+            suffix = "|".join(other.removeprefix(name) for other in variants)
+            lines[f"{name}[{suffix}]" if suffix else name] = text
+    return lines
+
+
 def _presets_text(recipe: Recipe) -> str:
     lines = [f"{recipe.summary}.", "", "Presets (--preset NAME):"]
-    for name, function in recipe.module("config").PRESETS.items():
-        lines.append(f"  {name}: {(function.__doc__ or '').strip().splitlines()[0]}")
+    lines += [f"  {name}: {text}" for name, text in _presets(recipe).items()]
     lines += [
         "",
         "Also: --config FILE (JSON or TOML over the preset), --out DIR (folder of runs), --resume (go on with an "
@@ -276,11 +290,7 @@ def _list(options: argparse.Namespace, _: list[str]) -> Any:
         if recipe.broken:
             table[name] = {"broken": recipe.broken}
             continue
-        presets = recipe.module("config").PRESETS
-        table[name] = {
-            "what": recipe.summary,
-            "presets": {key: (function.__doc__ or "").strip().splitlines()[0] for key, function in presets.items()},
-        }
+        table[name] = {"what": recipe.summary, "presets": _presets(recipe, each=options.json)}
     return table
 
 

@@ -48,7 +48,10 @@ BUILT_IN = (
         name="mep",
         package="sextet.mep",
         summary="maximum-entropy population training: agents that cooperate with partners they never met (Overcooked)",
-        data={"human": "sextet.mep.human_data:prepare_human_data"},
+        data={
+            "human": "sextet.mep.human_data:prepare_human_data",
+            "games": "sextet.mep.games:export_games",
+        },
     ),
 )
 

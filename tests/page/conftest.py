@@ -71,7 +71,9 @@ def browser() -> Iterator[Any]:
     if path is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
     with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        chromium = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
         yield chromium
         chromium.close()
 
@@ -89,7 +91,7 @@ def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
         page = browser.new_context(
             viewport=options.pop("viewport", {"width": 1280, "height": 800}), **options
         ).new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(40_000)
         page.on("console", listen)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.add(request.url))
