@@ -8,6 +8,7 @@ is sent. Writes results/serve_visitors.json.
 import argparse
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -80,6 +81,12 @@ def bound(before, after, share: float):
     return 1000 * min(limit for limit, number in ticks.items() if number >= share * ticks[float("inf")])
 
 
+def cores_taken():
+    """CPU seconds of all processes of this machine; Linux only."""
+    user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(visitors: int, seconds: float, rounds: int, wait: float):
     """Returns one row per round of visitors; memory is read `wait` seconds after each."""
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +97,7 @@ def measure(visitors: int, seconds: float, rounds: int, wait: float):
             address, rows = server.stdout.readline().split()[2], []
             for _ in range(rounds):
                 _, cpu, before = measures(address)
-                started = time.monotonic()
+                started, own, all_before = time.monotonic(), time.process_time(), cores_taken()
 
                 async def everybody():
                     visits = (visit(address, seconds) for _ in range(visitors))
@@ -99,6 +106,7 @@ def measure(visitors: int, seconds: float, rounds: int, wait: float):
                 results = asyncio.run(everybody())
                 took = time.monotonic() - started
                 _, cpu_after, after = measures(address)
+                others = cores_taken() - all_before - (cpu_after - cpu) - (time.process_time() - own)
                 time.sleep(wait)
                 errors = [repr(result) for result in results if isinstance(result, BaseException)]
                 rows.append(
@@ -114,6 +122,7 @@ def measure(visitors: int, seconds: float, rounds: int, wait: float):
                         "share_within_50_ms": (after[0.05] - before[0.05])
                         / (after[float("inf")] - before[float("inf")]),
                         "server_cpu_share": (cpu_after - cpu) / took,
+                        "cores_taken_by_other_programs": others / took,
                         "server_cpu_ms_per_tick": 1000
                         * (cpu_after - cpu)
                         / (after[float("inf")] - before[float("inf")]),
