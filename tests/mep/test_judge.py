@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sextet.core.errors import UsageError
 from sextet.core.run import Run
 from sextet.core.seeding import torch_rng
 from sextet.mep import judge
@@ -44,6 +45,8 @@ def test_pairs_are_played_in_both_orders_and_read_back(tmp_path, monkeypatch) ->
         scores = play_pairs(config, run.child("games"), cast, pairs, workers)
         monkeypatch.setattr(judge, "run_jobs", None)
         assert play_pairs(config, run.child("games"), cast, pairs, workers) == scores
+        with pytest.raises(UsageError, match="another cast, which differs in b, c"):
+            play_pairs(config, run.child("games"), [cast[0], someone("c")], pairs, workers)
     assert scores.keys() == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 

@@ -28,14 +28,14 @@ from sextet.mep.tables import Kitchen, kitchen_tables, overall_tables
 from sextet.mep.train import train_agents
 from sextet.report.build import save_figure, save_table
 
+POPULATIONS = ("trajedi", "fcp", "mep")  # methods with a population of their own and a best response
 CLOSE_SEEDS, CLOSE_GAMES = 2, 20  # of the cross-play matrix
 
 
 def compare(config: Config, run: Run) -> None:
     """Runs all pieces and writes the tables, figures and summary of the comparison."""
     kitchens, methods = config.kitchens, config.compared
-    with_response = [name for name in methods if name in ("trajedi", "fcp", "mep")]
-    stages = 1 + len(kitchens) * (len(methods) + len(with_response) + 1)
+    stages = 1 + len(kitchens) * (len(methods) + sum(method in POPULATIONS for method in methods) + 1)
     done = [path.parent.name for path in run.directory.glob("parts/*/summary.json")]
     before = sum(not name.endswith(("-proxies", "-entropy")) for name in done)
     results, models = [], []
@@ -68,14 +68,14 @@ def matrix_part(config: Config, part: Run, run: Run) -> list[matrix_game.Row]:
 
 def kitchen_part(config: Config, run: Run, workers: Workers) -> tuple[Kitchen, Policy]:
     """Trains all methods on one kitchen and plays all games; returns the results and the model of the run."""
-    layout, count = config.layout, config.num_seeds
+    layout = config.layout
     cast, populations = list[Role](), dict[str, list[Population]]()
     stem = Layout.load(layout).name
     for method in config.compared:
         label = METHODS[method]
         policies, behind = train_method(config, method, run, workers, stem)
         cast += [Role(name=f"{label} seed {s}", group=label, seed=s, player=p) for s, p in enumerate(policies)]
-        if len(behind) == count and method != "mep_uniform":
+        if method in POPULATIONS:
             populations[label] = behind
     learned = len(cast)
     best = next((role for role in cast if role.group == METHODS["mep"]), cast[0]).player

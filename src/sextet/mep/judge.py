@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sextet.core.errors import UsageError
 from sextet.core.files import read_json, write_json
 from sextet.core.run import Run
 from sextet.core.seeding import numpy_rng, torch_rng
@@ -100,7 +101,17 @@ def play_pairs(
 
     Returns:
         Mean sparse return by (index of the one in seat 0, index of the one in seat 1).
+
+    Raises:
+        UsageError: A finished part was played by another cast: human games or published agents came or went since.
     """
+    names = [role.name for role in cast]
+    if part.finished and part.summary["cast"] != names:
+        changed = sorted(set(names) ^ set(part.summary["cast"]))
+        raise UsageError(
+            f"{part.directory}: played by another cast, which differs in {', '.join(changed)}; start a new comparison, "
+            "or give back the data that this one had"
+        )
     if not part.finished:
         scores = _Scores()
         part.track(scores=scores)
@@ -110,7 +121,7 @@ def play_pairs(
             keys = [part.key("evaluate", cast[first].name, cast[second].name) for first, second, _ in chunk]
             rows, _ = run_jobs(workers, play_pair, config, {"cast": specs, "pairs": chunk}, keys)
             scores.rows += rows
-        part.finish({"scores": scores.rows})
+        part.finish({"cast": names, "scores": scores.rows})
     table: dict[tuple[int, int], float] = {}
     for (first, second, _), row in zip(pairs, part.summary["scores"], strict=True):
         table[first, second] = row[0]
