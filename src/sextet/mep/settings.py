@@ -116,9 +116,9 @@ class ResponseConfig:
 class TrajeDiConfig:
     """The bonus of TrajeDi's population."""
 
-    weight: float = 0.03
-    """Weight of the divergence of trajectories, in units of raw reward per nat and step; 0 is SP. Ours, from a pilot:
-    members diverge and lose no return; with 0.1 three of five learned nothing else."""
+    weight: float = 0.01
+    """Weight of the divergence of trajectories, in units of raw reward per nat and step, as alpha's; 0 is SP. Our choice:
+    in pilots 0.03 cost members on coordination_ring most of their return, and 0.1 did so on cramped_room."""
     gamma: float = 0.5
     """Reach of the kernel over steps, 0 to 1 (ZSC-Eval code: 0.5)."""
 
