@@ -36,7 +36,7 @@ def leftovers(directory: Path):
     return any(True for _ in directory.glob("parts/*/checkpoints/.*.tmp"))
 
 
-def kill_until_done(directory: Path, *, kills: int, seed: int):
+def kill_until_done(directory: Path, *, kills: int, seed: int, env=None):
     """Resumes the run again and again, signalling it at random moments; returns how often each thing happened.
 
     A session is given a little time to advance, so that all kills fall into the run and not only into its start.
@@ -45,7 +45,7 @@ def kill_until_done(directory: Path, *, kills: int, seed: int):
     chance = random.Random(seed)
     tally = {"SIGKILL": 0, "SIGTERM": 0, "during a save": 0, "sessions": 1}
     while not (directory / "summary.json").exists():
-        process = start("resume", directory, "--quiet")
+        process = start("resume", directory, "--quiet", env=env)
         tally["sessions"] += 1
         number = None
         if tally["SIGKILL"] + tally["SIGTERM"] < kills:
