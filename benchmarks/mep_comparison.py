@@ -1,4 +1,4 @@
-"""Collects the tables of finished comparisons into results/mep_comparison.json, with settings and seconds of every part.
+"""Collects the tables of finished comparisons into results/mep_comparison.json, with settings and times of all parts.
 
 The comparisons are made by the command line, for example
     sextet train mep --preset compare --layouts cramped_room,coordination_ring --name study
