@@ -103,6 +103,7 @@ def wait(page: Any, condition: Callable[[], bool], seconds: float = 20) -> None:
 
 def check_record(page: Any, run: Path, score: int) -> None:
     """The record of the last game gives the score that the page shows."""
+    page.get_by_role("link", name="Watch the replay").wait_for()  # the game is saved
     newest = max((run / "games").glob("g*.jsonl"), key=lambda path: path.stat().st_mtime)
     header, *rows = [json.loads(line) for line in newest.read_text(encoding="utf-8").splitlines()]
     env = Overcooked("cramped_room", 1)
