@@ -49,7 +49,7 @@ PAPER_PBT = {
 
 
 def fast(layout: str = "cramped_room") -> Config:
-    """Both stages on one kitchen in about 2.5 minutes on one core (5 minutes but for cramped_room), 0.5 GB."""
+    """Both stages on one kitchen in 1.6 minutes on one core (about 3 but for cramped_room), 0.5 GB."""
     if layout == "cramped_room":
         return Config()
     population, response = PopulationConfig(steps=2e6), ResponseConfig(steps=5e6)
@@ -93,7 +93,7 @@ def paper_pbt(layout: str = "cramped_room") -> Config:
 
 
 def compare() -> Config:
-    """Every method, 5 seeds, on cramped_room and coordination_ring, with all partners: measured time in docs/mep.md."""
+    """Every method, 5 seeds, on cramped_room and coordination_ring, with all partners: an hour on two cores."""
     base = fast()
     return replace(
         base, method="compare", layouts="cramped_room,coordination_ring", num_seeds=5, workers="process:2"
@@ -101,7 +101,7 @@ def compare() -> Config:
 
 
 def quick(layout: str = "cramped_room") -> Config:
-    """The small comparison: matrix games, then SP and MEP with human proxies; 4 minutes on two cores, 1.5 GB."""
+    """The small comparison: matrix games, then SP and MEP with human proxies; 3 minutes on two cores, 1.5 GB."""
     base = fast()
     # alpha: chosen in pilot runs on cramped_room among 0, 0.01, 0.05, 0.1 and 0.2, with clones not used here; on
     # coordination_ring 0.1 leaves members of 1e6 steps without return, so other kitchens keep the authors' value
