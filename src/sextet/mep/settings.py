@@ -118,7 +118,7 @@ class TrajeDiConfig:
 
     weight: float = 0.01
     """Weight of the divergence of trajectories, in units of raw reward per nat and step, like alpha; 0 is SP. Ours: in
-    pilots 0.03 cost members on coordination_ring most of their return, and 0.1 did so on cramped_room."""
+    pilots 0.03 cost members on coordination_ring over half of their return, and 0.1 did so on cramped_room."""
     gamma: float = 0.5
     """Reach of the kernel over steps, 0 to 1 (ZSC-Eval code: 0.5)."""
 

@@ -20,6 +20,7 @@ import torch
 
 from sextet.core.config import require
 from sextet.core.device import pick_device
+from sextet.core.errors import UsageError
 from sextet.core.run import Run
 from sextet.core.workers import Workers
 from sextet.mep.config import Config
@@ -34,9 +35,13 @@ RANDOM_STARTS = 0.5
 
 
 def check(config: Config) -> None:
-    """Raises what would stop the training later or be without effect: a wrong kitchen, device or number format."""
-    for layout in config.kitchens if config.method == "compare" else [config.layout]:
-        Layout.load(layout)
+    """Raises what would stop the training later or be without effect, such as a wrong kitchen, device or setting."""
+    together = config.method == "compare"
+    names = [Layout.load(layout).name for layout in (config.kitchens if together else [config.layout])]
+    if len(set(names)) < len(names):
+        raise UsageError(f"layouts has two kitchens of one name ({', '.join(names)}); rename one of the files")
+    for method in config.compared if together else [config.method]:
+        adapt(replace(config, method=method.removesuffix("_uniform")))  # type: ignore[arg-type]
     pick_device(config.device)
     require(config.precision in ("auto", "fp32"), "precision", config.precision, "auto or fp32 in this recipe")
 
