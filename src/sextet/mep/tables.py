@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,12 +127,16 @@ def in_words(columns: Mapping[str, Mapping[str, Sequence[float]]], methods: Sequ
     return "\n".join(lines) or "Neither SP nor FCP is in this comparison, so no differences are stated."
 
 
-def _against(base: str, scores: Mapping[str, Sequence[float]], methods: Sequence[str]) -> list[str]:
-    lines = []
+def _gains(base: str, scores: Mapping[str, Sequence[float]], methods: Sequence[str]) -> Iterator[tuple[str, Interval]]:
+    """What is said of a base: every other method's gain over SP, and that of MEP over FCP."""
     for method in methods:
-        if method == base or (base == "FCP" and not method.startswith("MEP")):
-            continue
-        gain, share = difference(scores[base], scores[method]), float(np.mean(scores[base]))
+        if method != base and (base != "FCP" or method.startswith("MEP")):
+            yield method, difference(scores[base], scores[method])
+
+
+def _against(base: str, scores: Mapping[str, Sequence[float]], methods: Sequence[str]) -> list[str]:
+    lines, share = [], float(np.mean(scores[base]))
+    for method, gain in _gains(base, scores, methods):
         percent = f" ({100 * gain.mean / share:+.0f} %)" if share else ""
         text = f"{method} with the human proxies, against {base}: {gain} points{percent}"
         if gain.low is None or gain.high is None:
@@ -193,10 +197,7 @@ def overall_tables(config: Config, run: Run, kitchens: Sequence[Kitchen]) -> dic
 
 def _relative(base: str, scores: Mapping[str, Sequence[float]], methods: Sequence[str]) -> list[str]:
     lines = []
-    for method in methods:
-        if method == base or (base == "FCP" and not method.startswith("MEP")):
-            continue
-        gain = difference(scores[base], scores[method])
+    for method, gain in _gains(base, scores, methods):
         percent = Interval(
             mean=100 * gain.mean, low=gain.low and 100 * gain.low, high=gain.high and 100 * gain.high, n=gain.n
         )
