@@ -1,0 +1,1 @@
+"""Person re-identification: networks, data, evaluation and a searchable gallery."""
