@@ -1,1 +1,1 @@
-"""Person re-identification: networks, data, evaluation and a searchable gallery."""
+"""Person re-identification: MGN and RMGL beside their baselines, from images to a searchable gallery."""
