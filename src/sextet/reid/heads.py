@@ -50,13 +50,14 @@ class Pool(nn.Module):
             if self.exponent is None:
                 return self._uneven(x)
             return self._uneven(x.clamp_min(1e-6) ** self.exponent) ** (1 / self.exponent)
-        stripes: Tensor = x.unflatten(2, (self.stripes, -1))
+        stripes: Tensor = x.permute(0, 2, 3, 1).unflatten(1, (self.stripes, -1))  # (B, n, H / n, W, C)
         if self.kind == "max":
-            return stripes.amax((3, 4))
-        if self.exponent is None:
-            return stripes.mean((3, 4))
-        powered: Tensor = stripes.clamp_min(1e-6) ** self.exponent
-        return powered.mean((3, 4)) ** (1 / self.exponent)
+            pooled = stripes.amax((2, 3))
+        elif self.exponent is None:
+            pooled = stripes.mean((2, 3))
+        else:
+            pooled = (stripes.clamp_min(1e-6) ** self.exponent).mean((2, 3)) ** (1 / self.exponent)
+        return pooled.transpose(1, 2)
 
     def _uneven(self, x: Tensor) -> Tensor:
         pool = functional.adaptive_max_pool2d if self.kind == "max" else functional.adaptive_avg_pool2d
