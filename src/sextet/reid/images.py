@@ -149,10 +149,9 @@ class FileImages:
             places.append(place)
             pictures.append(pixels)
         out = torch.empty((len(indices), 3, *self.size), dtype=torch.uint8, memory_format=torch.channels_last)
-        for shape, (places, pictures) in groups.items():
+        for places, pictures in groups.values():
             batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
-            if shape[:2] != self.size:
-                batch = torch.nn.functional.interpolate(batch, self.size, mode=self.interpolation, antialias=True)
+            batch = resized(batch, self.size, self.interpolation)
             if len(groups) == 1:
                 return batch
             out[places] = batch
@@ -168,6 +167,13 @@ class FileImages:
                 raise DataError(f"{printable(str(path))}: box {left},{top},{right},{bottom} is empty or outside")
             image = image.crop(box)
         return np.asarray(image)
+
+
+def resized(images: torch.Tensor, size: tuple[int, int], interpolation: str = "bilinear") -> torch.Tensor:
+    """Resizes uint8 images (B, 3, H, W) to height and width, with antialiasing; those of that size stay as they are."""
+    if tuple(images.shape[2:]) == size:
+        return images
+    return torch.nn.functional.interpolate(images, size, mode=interpolation, antialias=True)
 
 
 def prefetch(images: Images, batches: Iterable[Sequence[int]], threads: int = 1) -> Iterator[torch.Tensor]:
