@@ -73,7 +73,7 @@ def load_weights(module: nn.Module, path: Path | str) -> list[str]:
         What was dropped and what stayed as initialised, a sentence each; empty if every tensor found its place.
 
     Raises:
-        DataError: Unreadable file; tensors missing, unexpected, of another shape or not finite. The module is unchanged.
+        DataError: Unreadable file; tensors missing, unexpected, of another shape or not finite; nothing was changed.
     """
     own, rename = module.state_dict(), getattr(module, "rename_keys", dict)
     found: dict[str, torch.Tensor] = {}
