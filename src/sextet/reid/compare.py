@@ -51,9 +51,8 @@ def compare(config: Config, run: Run) -> None:
         for method in ("untrained", *config.compared)
     }
     summary = write_tables(config, run, results)
-    shown = "mgn" if "mgn" in config.compared else config.compared[-1]
     run.say(f"look at its rankings in the browser: sextet serve {run.directory}")
-    run.finish(summary, load_file(part_of(run.directory, shown, seeds[0]) / "final" / "model.safetensors"))
+    run.finish(summary, load_file(part_of(run.directory, config.kept, seeds[0]) / "final" / "model.safetensors"))
 
 
 def part_of(directory: Path, name: str, seed: int) -> Path:
