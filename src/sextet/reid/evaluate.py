@@ -173,7 +173,7 @@ def load(folder: Path) -> Embedder:
     config = from_dict(Config, record["config"], source=str(folder / "config.json"))
     weights = load_file(folder / "model.safetensors")
     people = next((len(value) for name, value in weights.items() if "classifier" in name), 2)
-    network = build_model(config.kept, replace(config.model, weights=""), people)
+    network = build_model(config.shown, replace(config.model, weights=""), people)
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:

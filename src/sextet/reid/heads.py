@@ -55,8 +55,9 @@ class Pool(nn.Module):
                 )
             pool = functional.adaptive_max_pool2d if self.kind == "max" else functional.adaptive_avg_pool2d
             return pool(x, (self.stripes, 1)).squeeze(3)
-        stripes: Tensor = x.unflatten(2, (self.stripes, -1))
-        return stripes.amax((3, 4)) if self.kind == "max" else stripes.mean((3, 4))
+        stripes: Tensor = x.permute(0, 2, 3, 1).unflatten(1, (self.stripes, -1))  # (B, n, H / n, W, C)
+        pooled = stripes.amax((2, 3)) if self.kind == "max" else stripes.mean((2, 3))
+        return pooled.transpose(1, 2)
 
 
 class Reduction(nn.Module):

@@ -276,8 +276,8 @@ class Config(RunConfig):
         return [name.strip() for name in self.methods.split(",")]
 
     @property
-    def kept(self) -> str:
-        """The method whose network the run keeps; of a comparison MGN, or the last one without it."""
+    def shown(self) -> str:
+        """The method whose network is the run's; of a comparison MGN, or else the last."""
         if self.method != "compare":
             return self.method
         return "mgn" if "mgn" in self.compared else self.compared[-1]
