@@ -95,7 +95,7 @@ def test_turns_are_few_and_the_queue_is_short():
 
     asyncio.run(crowd())
     assert max(most) == 2 and [gauge() for gauge in turns.gauges.values()] == [0, 0]
-    turns.close()
+    asyncio.run(turns.close())
 
 
 def test_a_call_that_takes_too_long_is_given_up_but_keeps_its_place():
@@ -113,7 +113,7 @@ def test_a_call_that_takes_too_long_is_given_up_but_keeps_its_place():
         assert await turns(pow, 2, 3) == 8
 
     asyncio.run(stuck())
-    turns.close()
+    asyncio.run(turns.close())
 
 
 def test_errors_of_the_function_are_those_of_the_call():
@@ -125,7 +125,7 @@ def test_errors_of_the_function_are_those_of_the_call():
     with pytest.raises(ValueError, match="no"):
         asyncio.run(turns(fail))
     assert not any(gauge() for gauge in turns.gauges.values())
-    turns.close()
+    asyncio.run(turns.close())
 
 
 def test_a_crowd_of_uploads_is_answered_each(client):

@@ -49,6 +49,6 @@ class Turns:
             "sextet_calls_waiting": lambda: max(len(self._pending) - self.at_once, 0),
         }
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Drops the calls that wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
