@@ -10,23 +10,30 @@ from torch import Tensor, nn
 
 from sextet.reid.baselines import PCB, Global, bot
 from sextet.reid.mgn import MGN
+from sextet.reid.mobilenet import MobileNetV2
 from sextet.reid.resnet import ResNet
 from sextet.reid.rmgl import RMGL
 from sextet.reid.settings import ModelConfig
+from sextet.reid.weights import load_weights
 
+Trunk = ResNet | MobileNetV2
 WIDE = 1.5  # width of the "wide" global network, which then has about as many parameters as MGN on the small trunk
 
 
-def build_trunk(config: ModelConfig) -> ResNet:
+def build_trunk(config: ModelConfig, method: str) -> Trunk:
     """Returns the trunk, with the weights of the file that the settings name.
 
     Raises:
         DataError: The file's weights do not fit.
     """
     if config.backbone == "small":
-        trunk = ResNet.small(config.width)
+        trunk: Trunk = ResNet.small(config.width * (WIDE if method == "wide" else 1.0))
+    elif config.backbone == "mobilenetv2":
+        trunk = MobileNetV2(last_stride=2)
     else:
         trunk = ResNet.of_depth(int(config.backbone.removeprefix("resnet")), ibn=config.ibn)
+    if config.weights:
+        load_weights(trunk, config.weights)
     return trunk
 
 
@@ -36,7 +43,7 @@ def build_model(
     people: int,
     *,
     trunk: Mapping[str, Tensor] | None = None,
-    built: ResNet | None = None,
+    built: Trunk | None = None,
     rng: torch.Generator | None = None,
 ) -> nn.Module:
     """Returns the network of a method.
@@ -53,9 +60,7 @@ def build_model(
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.set_state(rng.get_state())
             return build_model(method, config, people, trunk=trunk, built=built)
-    if method == "wide":
-        config = replace(config, width=config.width * WIDE)
-    built = built or build_trunk(config)
+    built = built or build_trunk(config, method)
     if trunk is not None:
         built.load_state_dict(trunk)
     stages = built.stages()

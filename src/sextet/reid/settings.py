@@ -6,7 +6,7 @@ give them, "fast-reid" those of that toolbox's MGN recipe, "BoT" those of the st
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sextet.core.config import RunConfig, require
 from sextet.core.errors import UsageError, unknown
@@ -195,6 +195,8 @@ class DataConfig:
     """Training people of the synthetic set; the test has 5/6 as many others."""
     bad_images: Literal["skip", "stop"] = "skip"
     """What to do with images that cannot be read: leave them out and name them, or stop."""
+    readers: int = 2
+    """Threads that read images ahead; the result does not depend on them."""
     max_pixels: int = 24_000_000
     """Largest image that is decoded, judged by its header."""
 
@@ -235,6 +237,8 @@ class EvaluationConfig:
 @dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     """All settings of a run."""
+
+    changeable: ClassVar[frozenset[str]] = RunConfig.changeable | {"data.readers"}
 
     method: Literal["mgn", "rmgl", "global", "wide", "bot", "pcb", "mgn_globals", "rmgl_uniform", "compare"] = "mgn"
     """What to train; compare: several methods over several seeds."""
