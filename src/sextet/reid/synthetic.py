@@ -6,10 +6,10 @@ image has its own stride, scale, shift and, often, something in front. All of it
 
 | variant | shift | scale | hidden |
 |---|---|---|---|
-| easy | 4 % of the height, 4 % of the width | 94 to 106 % | 5 % of the images |
-| standard | 16 %, 12 % | 82 to 112 % | 25 % |
+| easy | 4 % of the height, 3 % of the width | 95 to 103 % | 5 % of the images |
+| standard | 8 %, 6 % | 91 to 106 % | 25 % |
 | misaligned | 24 %, 18 % | 73 to 118 % | 25 % |
-| occluded | 16 %, 12 % | 82 to 112 % | 75 % |
+| occluded | 8 %, 6 % | 91 to 106 % | 75 % |
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ TWINS = 0.35
 
 # variant: (shift as shares of height and width, scale, share of images with something in front)
 STRENGTH = {
-    "easy": ((0.04, 0.04), (0.94, 1.06), 0.05),
-    "standard": ((0.16, 0.12), (0.82, 1.12), 0.25),
+    "easy": ((0.04, 0.03), (0.95, 1.03), 0.05),
+    "standard": ((0.08, 0.06), (0.91, 1.06), 0.25),
     "misaligned": ((0.24, 0.18), (0.73, 1.18), 0.25),
-    "occluded": ((0.16, 0.12), (0.82, 1.12), 0.75),
+    "occluded": ((0.08, 0.06), (0.91, 1.06), 0.75),
 }
 CLOTHES = (
     (35, 35, 40), (225, 225, 225), (150, 30, 35), (40, 70, 150), (50, 115, 60), (215, 180, 60), (120, 75, 45),
