@@ -5,6 +5,7 @@ Each training is a run of its own under `parts/`, so an interrupted comparison g
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,9 +52,12 @@ def compare(config: Config, run: Run) -> None:
         for method in ("untrained", *config.compared)
     }
     summary = write_tables(config, run, results)
-    shown = "mgn" if "mgn" in config.compared else config.compared[-1]
+    for method in config.compared:  # what the page offers
+        shutil.copytree(
+            part_of(run.directory, method, seeds[0]) / "final", run.directory / "models" / method, dirs_exist_ok=True
+        )
     run.say(f"look at its rankings in the browser: sextet serve {run.directory}")
-    run.finish(summary, load_file(part_of(run.directory, shown, seeds[0]) / "final" / "model.safetensors"))
+    run.finish(summary, load_file(run.directory / "models" / config.shown / "model.safetensors"))
 
 
 def part_of(directory: Path, name: str, seed: int) -> Path:

@@ -163,8 +163,7 @@ def load(folder: Path) -> Embedder:
     config = from_dict(Config, record["config"], source=str(folder / "config.json"))
     weights = load_file(folder / "model.safetensors")
     people = next((len(value) for name, value in weights.items() if "classifier" in name), 2)
-    method = "mgn" if config.method == "compare" else config.method
-    network = build_model(method, config.model, people)
+    network = build_model(config.shown, config.model, people)
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:

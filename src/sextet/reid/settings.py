@@ -263,6 +263,13 @@ class Config(RunConfig):
         return [name.strip() for name in self.methods.split(",")]
 
     @property
+    def shown(self) -> str:
+        """The method whose network is the run's; of a comparison MGN, or else the last."""
+        if self.method != "compare":
+            return self.method
+        return "mgn" if "mgn" in self.compared else self.compared[-1]
+
+    @property
     def size(self) -> tuple[int, int]:
         """Height and width of the network's input."""
         return self.height_px, self.width_px

@@ -78,8 +78,8 @@ def summary_of(scores: Scores) -> dict[str, Any]:
     return {
         "mAP": percent(intervals["mean_ap"]),
         "rank-1": percent(intervals["rank1"]),
-        **{f"rank-{k}": 100 * float(scores.cmc[min(k, len(scores.cmc)) - 1]) for k in (5, 10)},
-        "mINP": 100 * scores.minp,
+        **{f"rank-{k}": round(100 * float(scores.cmc[min(k, len(scores.cmc)) - 1]), 2) for k in (5, 10)},
+        "mINP": round(100 * scores.minp, 2),
         "queries": scores.num_valid,
     }
 
