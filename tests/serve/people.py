@@ -20,15 +20,14 @@ class Colours:
     """Takes what the real Embedder takes; "balanced" cuts depend on the picture."""
 
     seed: int = 0
-    methods: str = ""
+    method: str = "mgn"
     contrast: float = 1.0
     size: tuple[int, int] = SIZE
     calls: int = 0
 
     @property
     def config(self):
-        kind = {"method": "compare", "methods": self.methods} if self.methods else {}
-        return Config(seed=self.seed, data=DataConfig(variant="easy", people=12), **kind)
+        return Config(method=self.method, seed=self.seed, data=DataConfig(variant="easy", people=12))
 
     def embed(self, images, *, batch=64):
         self.calls += 1
@@ -46,16 +45,14 @@ class Colours:
         return {"global": [0.0, 1.0], "part-2": [0.0, 0.5, 1.0], "local-3": [0.0, 0.25 + shift, 0.6 + shift, 1.0]}
 
 
-def make_page(run, monkeypatch, embedder=None, parts=None):
-    """A finished run of one model, or with `parts` (method to Colours) a comparison; returns its Demo."""
-    embedder = embedder or Colours(methods=",".join(parts or ()))
-    models = {run / "final": embedder}
-    models |= {run / "parts" / f"{name}-0" / "final": part for name, part in (parts or {}).items()}
-    for folder, model in models.items():
+def make_page(run, monkeypatch, embedder=None, models=None):
+    """A finished run of one model, or of several as a comparison keeps them (method to Colours); returns its Demo."""
+    folders = {run / "models" / name: model for name, model in (models or {}).items()}
+    folders = folders or {run / "final": embedder or Colours()}
+    for folder, model in folders.items():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.safetensors").write_text(str(model.contrast))
         write_json(folder / "config.json", {"seed": model.seed})
-    write_json(run / "config.json", {"recipe": "mgn"})
-    monkeypatch.setattr(demo, "load", models.__getitem__)
+    monkeypatch.setattr(demo, "load", folders.__getitem__)
     monkeypatch.setattr(demo, "load_data", lambda data, size, *, seed: draw_data("easy", size, people=12, seed=seed))
     return demo.demo([run], Options())

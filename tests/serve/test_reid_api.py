@@ -252,14 +252,14 @@ def test_a_run_that_cannot_be_written_is_served(tmp_path, monkeypatch, capsys):
 
 
 def test_the_methods_of_a_comparison_can_be_chosen(tmp_path, monkeypatch):
-    parts = {"global": Colours(contrast=2.0), "mgn": Colours(), "untrained": Colours(contrast=0.1)}
-    with listening(make_page(tmp_path, monkeypatch, Colours(methods="global,mgn"), parts)) as client:
+    models = {"global": Colours(method="global", contrast=2.0), "mgn": Colours(), "rmgl": Colours(method="rmgl")}
+    with listening(make_page(tmp_path, monkeypatch, models=models)) as client:
         models = client.get("/api/about").json()["models"]
-        assert [model["name"] for model in models] == ["MGN", "global", "untrained"]
+        assert [model["name"] for model in models] == ["MGN", "global", "RMGL"]
         assert len({model["version"] for model in models}) == 1, "they rank the same pictures"
         assert search(client, 0) == search(client, 0, model="MGN") != search(client, 0, model="global")
         assert sorted(path.name for path in (tmp_path / "artifacts" / "features").iterdir()) == [
-            *("MGN", "global", "untrained")
+            *("MGN", "RMGL", "global")
         ]
 
 

@@ -164,21 +164,19 @@ def find_models(run: Path) -> list[Finder]:
     Raises:
         SextetError: No model, or data that cannot be read.
     """
-    if not (run / "final" / "model.safetensors").is_file():
+    folders = sorted((run / "models").glob("*/"), key=lambda folder: (folder.name != "mgn", folder.name))
+    folders = folders or [run / "final"]
+    if not all((folder / "model.safetensors").is_file() for folder in folders):
         raise UsageError(f"{run} holds no finished model; finish it with: sextet resume {run}")
-    config = load(run / "final").config
-    folders = {METHODS.get(config.method, ""): run / "final"}
-    if config.method == "compare":  # those of the first seed, which share their data; MGN first
-        names = (*sorted(config.compared, key=lambda name: name != "mgn"), "untrained")
-        folders = {METHODS.get(name, name): run / "parts" / f"{name}-{config.seed}" / "final" for name in names}
     console, finders = Console(len(folders)), []
-    for name, folder in folders.items():
+    for folder in folders:
         embedder = load(folder)
         data = load_data((config := embedder.config).data, embedder.size, seed=config.seed)
         about = [(split.ids.tolist(), split.cameras.tolist(), split.names) for split in (data.query, data.gallery)]
         version = hashlib.sha256(json.dumps([__version__, repr(config.data), config.seed, about]).encode()).hexdigest()[
             :16
         ]
+        name = METHODS[config.shown]
         key = "-".join([version, *(sha256_of(folder / part)[:16] for part in ("config.json", "model.safetensors"))])
         arrays = features(embedder, data, run / "artifacts" / "features" / name / f"{key}.safetensors", console)
         finders.append(Finder(name=name, embedder=embedder, data=data, version=version, **arrays))
