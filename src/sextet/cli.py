@@ -1,4 +1,4 @@
-"""The command line: ``sextet train|resume|eval|compare|report|serve|play|list|data|doctor``.
+"""The command line: ``sextet train|resume|eval|compare|report|serve|play|export|list|data|doctor`` and recipes' own.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unusable data or disk, 4 interrupted and saved.
 Verbs are argparse; the fields of a recipe's configuration are tyro's. torch is imported only when work starts.
@@ -11,7 +11,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from sextet.registry import Recipe, find, recipes
 EXTRAS = {
     "coop": ("numba", "gymnasium", "pettingzoo"),
     "ray": ("ray",),
+    "reid": ("lancedb", "pyarrow", "h5py"),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
     "serve": ("fastapi", "uvicorn", "websockets", "prometheus_client"),
     "track": ("tensorboard",),
     "dev": ("pytest", "ruff", "mypy", "hypothesis", "overcooked"),
@@ -94,10 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     report = add("report", _report, "write the HTML report of a run and print its path")
     report.add_argument("run", type=Path)
 
-    serve = add("serve", _serve, "serve a page to play with the agents of finished runs, on this machine by default")
+    serve = add("serve", _serve, "serve the page of finished runs, on this machine by default")
     serve.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     serve.set_defaults(no_browser=True)
-    play = add("play", _serve, "serve the finished runs (by default all of runs/mep) and open the page in the browser")
+    play = add("play", _serve, "serve finished runs (by default all of runs/mep) and open the page in the browser")
     play.add_argument("runs", type=Path, nargs="*", metavar="RUN")
     play.add_argument("--no-browser", action="store_true", help="only print the address")
     for page in (serve, play):
@@ -112,9 +114,18 @@ def _parser() -> argparse.ArgumentParser:
         )
         page.add_argument("--max-games", type=int, default=256, help="games at the same time")
 
+    export = add("export", _export, "write the model of a finished run for other programs, and check what was written")
+    export.add_argument("run", type=Path)
+    export.add_argument("--format", default="onnx", help="onnx, torch or safetensors")
+    export.add_argument("--out", type=Path, help="folder to write to (default: export in the run)")
+
     add("list", _list, "list recipes and presets")
     data = add("data", _data, "prepare or check data; `sextet data` lists what there is", fields=True)
     data.add_argument("command", nargs="?")
+    for verb, tools in _tools().items():
+        tool = add(verb, _tool, f"commands of {verb}: {', '.join(tools)}", fields=True)
+        tool.set_defaults(tool=verb)
+        tool.add_argument("command", nargs="?")
     add("doctor", _doctor, "show versions, devices, extras and space, and what to install")
     return parser
 
@@ -163,7 +174,7 @@ def _fields(recipe: Recipe, default: Any, rest: list[str], usage: str, descripti
 
 def _presets(recipe: Recipe, *, each: bool = False) -> dict[str, str]:
     """What every preset is; for people, variants of one that say the same share a line: "fast[-ring|-room]"."""
-    texts = {name: (f.__doc__ or "").strip().splitlines()[0] for name, f in recipe.module("config").PRESETS.items()}
+    texts = {name: (f.__doc__ or "").strip().splitlines()[0] for name, f in recipe.presets.items()}
     lines: dict[str, str] = {}
     if each:
         return texts
@@ -191,7 +202,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> Any:
     if options.recipe is None or options.recipe in ("-h", "--help"):
         raise UsageError(f"usage: sextet train RECIPE [--preset NAME] [fields]; recipes: {', '.join(recipes())}")
     recipe = find(options.recipe)
-    base = preset(recipe.module("config").PRESETS, options.preset)
+    base = preset(recipe.presets, options.preset)
     if options.config is not None:
         base = override(base, read_overrides(options.config), source=str(options.config))
     config = _fields(recipe, base, rest, f"sextet train {recipe.name}", _presets_text(recipe))
@@ -296,15 +307,41 @@ def _list(options: argparse.Namespace, _: list[str]) -> Any:
 
 def _data(options: argparse.Namespace, rest: list[str]) -> Any:
     commands = {name: target for recipe in recipes().values() for name, target in recipe.data.items()}
-    if options.command is None:
-        return {name: f"sextet data {name} --help" for name in commands}
-    if options.command not in commands:
-        raise UsageError(unknown("data command", options.command, commands))
+    return _call("data", commands, options.command, rest)
+
+
+def _tools() -> dict[str, Mapping[str, str]]:
+    return {verb: tools for recipe in recipes().values() for verb, tools in recipe.tools.items()}
+
+
+def _tool(options: argparse.Namespace, rest: list[str]) -> Any:
+    return _call(options.tool, _tools()[options.tool], options.command, rest)
+
+
+def _call(verb: str, commands: Mapping[str, str], name: str | None, rest: list[str]) -> Any:
+    """Calls the function behind a command with arguments that its signature names."""
+    if name is None or name in ("-h", "--help"):
+        return {name: f"sextet {verb} {name} --help" for name in commands}
+    if name not in commands:
+        raise UsageError(unknown(f"{verb} command", name, commands))
     import tyro
 
-    module, _, function = commands[options.command].partition(":")
+    module, _, function = commands[name].partition(":")
     target = getattr(importlib.import_module(module), function)
-    return tyro.cli(target, args=rest, prog=f"sextet data {options.command}")
+    return tyro.cli(target, args=rest, prog=f"sextet {verb} {name}")
+
+
+def _export(options: argparse.Namespace, _: list[str]) -> Any:
+    from sextet.launch import recorded
+
+    recipe, _config = recorded(options.run)
+    try:
+        export = recipe.module("export").export
+    except UsageError as error:
+        raise UsageError(
+            f'recipe "{recipe.name}" has no export; its final folder is what `sextet.load` reads'
+        ) from error
+    return export(options.run, options.format, options.out or options.run / "export")
 
 
 def _doctor(options: argparse.Namespace, _: list[str]) -> Any:

@@ -62,7 +62,7 @@ def launch(
         SextetError: As :meth:`Run.open` and the recipe's training.
     """
     recipe = find(recipe_name)
-    base: RunConfig = preset(recipe.module("config").PRESETS, preset_name)
+    base: RunConfig = preset(recipe.presets, preset_name)
     config = fields if isinstance(fields, RunConfig) else override(base, fields, source="fields")
     prepare(recipe, config)
     if directory is None:

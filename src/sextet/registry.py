@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 from sextet.core.errors import UsageError, unknown
 
@@ -15,14 +16,24 @@ GROUP = "sextet.recipes"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe by name: a package with ``config.py`` (``Config``, ``PRESETS``), ``train.py`` and ``evaluate.py``."""
+    """A recipe by name: a package with ``config.py`` (``Config``, presets), ``train.py`` and ``evaluate.py``."""
 
     name: str
     package: str
     summary: str
     data: Mapping[str, str] = field(default_factory=dict)
     """Data commands: name to ``module:function``, run by ``sextet data NAME``."""
+    tools: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Further verbs of the command line: verb to name to ``module:function``, run by ``sextet VERB NAME``."""
+    table: str = "PRESETS"
+    """Name of the presets' table in ``config.py``; recipes that share a package have one each."""
     broken: str = ""
+
+    @property
+    def presets(self) -> Mapping[str, Callable[[], Any]]:
+        """The presets: name to function that returns a configuration."""
+        presets: Mapping[str, Callable[[], Any]] = getattr(self.module("config"), self.table)
+        return presets
 
     def module(self, name: str) -> ModuleType:
         """Imports ``<package>.<name>``.
@@ -52,6 +63,20 @@ BUILT_IN = (
             "human": "sextet.mep.human_data:prepare_human_data",
             "games": "sextet.mep.games:export_games",
         },
+    ),
+    Recipe(
+        name="mgn",
+        package="sextet.reid",
+        table="MGN_PRESETS",
+        summary="multiple granularity network: people found again by whole-body and part features (person re-ID)",
+        data={"check": "sextet.reid.check:check"},
+        tools={"reid": {"index": "sextet.reid.commands:index", "search": "sextet.reid.commands:search"}},
+    ),
+    Recipe(
+        name="rmgl",
+        package="sextet.reid",
+        table="RMGL_PRESETS",
+        summary="receptive multi-granularity network: part features that follow the body (person re-ID)",
     ),
 )
 

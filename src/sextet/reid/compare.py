@@ -1,0 +1,163 @@
+"""The comparison: every method from the same trunks, over several seeds; a seed draws its own people and cameras.
+
+Each training is a run of its own under `parts/`, so an interrupted comparison goes on where it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from safetensors.torch import load_file
+
+from sextet.core.files import read_json
+from sextet.core.run import Run
+from sextet.core.seeding import numpy_rng
+from sextet.core.stats import bootstrap_interval, paired_difference
+from sextet.core.workers import Workers
+from sextet.reid.data import ReIDData, load_data
+from sextet.reid.evaluate import evaluate_network
+from sextet.reid.model import build_model
+from sextet.reid.settings import METHODS, Config
+from sextet.reid.tables import score
+from sextet.report.build import save_figure, save_table
+
+SLOWEST = ("rmgl", "rmgl_uniform", "mgn", "mgn_globals", "wide", "pcb", "bot", "global")  # so that workers end together
+COLUMNS = ("mAP", "rank-1", "mINP", "mAP, re-ranked")
+
+
+def compare(config: Config, run: Run) -> None:
+    """Trains all methods and writes the table, the figure and the summary of the comparison."""
+    seeds = range(config.seed, config.seed + config.num_seeds)
+    methods = sorted(config.compared, key=SLOWEST.index)
+    trunks = [("trunk-wide", seed) for seed in seeds if "wide" in methods] + [("trunk", seed) for seed in seeds]
+    pieces = [(method, seed) for seed in seeds for method in methods] + [("untrained", seed) for seed in seeds]
+    stages = [trunks, pieces] if config.optim.trunk_epochs > 0 else [pieces]
+    with (
+        Workers.open(
+            config.workers, Trainer, (config, str(run.directory.absolute())), threads=config.threads
+        ) as workers,
+        run.console.task("comparison", sum(map(len, stages))) as task,
+    ):
+        for stage in stages:
+            do_all(run, workers, stage, task)
+    results = {
+        method: [read_json(part_of(run.directory, method, seed) / "summary.json")["summary"] for seed in seeds]
+        for method in ("untrained", *config.compared)
+    }
+    summary = write_tables(config, run, results)
+    for method in config.compared:  # what the page offers
+        shutil.copytree(
+            part_of(run.directory, method, seeds[0]) / "final", run.directory / "models" / method, dirs_exist_ok=True
+        )
+    run.say(f"look at its rankings in the browser: sextet serve {run.directory}")
+    run.finish(summary, load_file(run.directory / "models" / config.shown / "model.safetensors"))
+
+
+def part_of(directory: Path, name: str, seed: int) -> Path:
+    """The folder of one training."""
+    return directory / "parts" / f"{name}-{seed}"
+
+
+def do_all(run: Run, workers: Workers, pieces: Sequence[tuple[str, int]], task: Any) -> None:
+    """Does the pieces that are not done, and says how each ended."""
+    waiting = 0
+    for number, (name, seed) in enumerate(pieces):
+        if (part_of(run.directory, name, seed) / "summary.json").exists():
+            continue
+        workers.submit("work", name, seed, key=f"{number:04}-{name}-{seed}")
+        waiting += 1
+    while waiting:
+        run.poll()
+        for result in workers.gather(at_least=1, timeout=1.0):
+            waiting -= 1
+            run.say(str(result.value))
+
+
+class Trainer:
+    """What a worker does: one training or test, in a run of its own."""
+
+    def __init__(self, settings: tuple[Config, str]) -> None:
+        self.config, self.directory = settings[0], Path(settings[1])
+        torch.set_num_threads(self.config.threads)
+
+    def work(self, name: str, seed: int) -> str:
+        """Trains and tests one network, or goes on with it; returns a line for people."""
+        from sextet.reid.train import fit, train_trunk, trunk_weights
+
+        method = {"trunk": "global", "trunk-wide": "wide", "untrained": "mgn"}.get(name, name)
+        config = replace(self.config, method=method, seed=seed, workers="inline", track="")  # type: ignore[arg-type]
+        directory = part_of(self.directory, name, seed)
+        with Run.open(
+            config, recipe="mgn", directory=directory, resume=(directory / "config.json").exists(), quiet=True
+        ) as part:
+            data = load_data(config.data, config.size, seed=seed)
+            if name.startswith("trunk"):
+                train_trunk(config, part, data)
+                return f"{name} of seed {seed}: {part.seconds:.0f} s"
+            trunk = None
+            if config.optim.trunk_epochs > 0 and name != "untrained":
+                trunk = trunk_weights(part_of(self.directory, "trunk-wide" if name == "wide" else "trunk", seed))
+            network = build_model(method, config.model, len(data.classes), trunk=trunk, rng=part.rng("init").torch)
+            if name != "untrained":
+                fit(config, part, network, data)
+            scores = evaluate_network(config, part, network, data)
+            size = sum(parameter.numel() for parameter in network.parameters())
+            part.finish({**scores, "parameters": size}, network.state_dict())
+            return f"{METHODS.get(name, name)}, seed {seed}: mAP {scores['mAP']['mean']:.1f} %"
+
+
+def write_tables(config: Config, run: Run, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Writes the comparison's table and figure; returns the summary: mAP of each method and its gain over global."""
+    rows, summary = [], dict[str, Any]()
+    values = {
+        method: {name: [number(one[name]) for one in each] for name in COLUMNS} for method, each in results.items()
+    }
+    for method, columns in values.items():
+        label = METHODS.get(method, f"{method} network")
+        gain: Any = None
+        if "global" in values and method not in ("untrained", "global") and config.num_seeds > 1:
+            gain = paired_difference(values["global"]["mAP"], columns["mAP"])
+            summary[f"{label}, mAP over global"] = gain.as_dict()
+        intervals = [bootstrap_interval(columns[name]) for name in COLUMNS]
+        summary[f"{label}, mAP"] = intervals[0].as_dict()
+        rows.append([label, results[method][0]["parameters"] / 1e6, *intervals, gain])
+    data = load_data(config.data, config.size, seed=config.seed)
+    save_table(
+        run.artifact("00-comparison"),
+        title=f"People not seen in training, {data.name} (%)",
+        columns=["method", "parameters (M)", *COLUMNS, "mAP over global"],
+        rows=[["chance", 0, *chance(config, data), None], *rows],
+        note=f"Mean and 95 % interval over {config.num_seeds} seeds; each draws its own people and cameras where the "
+        "data is synthetic. Differences are paired by seed. All methods start from the same trunk but the wide one, "
+        "which has its own, and train equally long. Parameters include the classifiers of the training people.",
+    )
+    figure = Figure(figsize=(7, 0.45 * len(rows) + 0.8), layout="constrained")
+    axes = figure.add_subplot()
+    for place, row in enumerate(reversed(rows)):
+        points = values[[*results][len(rows) - 1 - place]]["mAP"]
+        axes.plot(points, [place] * len(points), "o", color="#7a8aa0", alpha=0.6)
+        axes.plot([row[2].mean], [place], "|", color="black", markersize=16, markeredgewidth=2)
+    axes.set(yticks=range(len(rows)), yticklabels=[row[0] for row in reversed(rows)], xlabel="mAP (%)", xlim=(0, 100))
+    save_figure(run.artifact("01-comparison"), figure, title="mAP of every seed, and the mean")
+    return summary
+
+
+def number(value: Any) -> float:
+    """The mean of an interval in a summary, or the number itself."""
+    return float(value["mean"] if isinstance(value, Mapping) else value)
+
+
+def chance(config: Config, data: ReIDData) -> list[float]:
+    """Scores of features drawn at random."""
+    rng = numpy_rng(config.seed, "evaluate", "chance")
+    vectors = [rng.standard_normal((len(split.ids), 64)).astype(np.float32) for split in (data.query, data.gallery)]
+    query, gallery = (vector / np.linalg.norm(vector, axis=1, keepdims=True) for vector in vectors)
+    scores = score(config, None, data, query, gallery)
+    return [number(scores[name]) for name in COLUMNS]

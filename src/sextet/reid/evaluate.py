@@ -1,0 +1,171 @@
+"""Features of images, the test of a network, and the model that `sextet.load` returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sextet.core.config import from_dict
+from sextet.core.device import World
+from sextet.core.errors import DataError
+from sextet.core.files import read_json
+from sextet.core.run import Run
+from sextet.reid.augment import normalise
+from sextet.reid.data import Images, ReIDData, load_data
+from sextet.reid.images import FileImages, resized
+from sextet.reid.model import build_model
+from sextet.reid.settings import Config
+
+
+@torch.no_grad()
+def extract(
+    network: nn.Module, images: Images, *, flip: bool = True, batch: int = 64, world: World | None = None
+) -> NDArray[np.float32]:
+    """Features of all images, (N, D) float32 with rows of length 1.
+
+    The features of an image and of its mirror image are added before they are normalised. Ranks take whole batches in
+    turn, so that the result is the same for any number of them.
+    """
+    rank, size = (world.rank, world.size) if world is not None else (0, 1)
+    network.eval()
+    place = next(network.parameters()).device
+    features: Tensor | None = None
+    for number in range(rank, math.ceil(len(images) / batch), size):
+        rows = range(number * batch, min((number + 1) * batch, len(images)))
+        found = embed(network, images.read(rows).to(place), flip=flip).cpu()
+        if features is None:
+            features = torch.zeros(len(images), found.shape[1])
+        features[rows.start : rows.stop] = found
+    if features is None:
+        features = torch.zeros(len(images), int(network.feature_size))  # type: ignore[arg-type]
+    if size > 1:
+        from torch import distributed
+
+        shared = features.to(place)
+        distributed.all_reduce(shared)
+        features = shared.cpu()
+    return features.numpy()
+
+
+@torch.no_grad()
+def embed(network: nn.Module, images: Tensor, *, flip: bool = True) -> Tensor:
+    """uint8 (B, 3, H, W) -> features (B, D) of length 1."""
+    x = normalise(images).contiguous(memory_format=torch.channels_last)
+    features = network(x)
+    if flip:
+        features = features + network(x.flip(3))
+    return functional.normalize(features)
+
+
+def evaluate_network(
+    config: Config, run: Run, network: nn.Module, data: ReIDData, *, tables: bool = True
+) -> dict[str, Any]:
+    """Tests a network on the query and gallery images; every rank must call it.
+
+    Returns:
+        mAP, rank-1 and so on in percent, the first two with a 95 % interval over queries; empty but on rank 0.
+        With `tables`, the run's report gets the tables and a picture of rankings.
+    """
+    from sextet.reid import tables as report
+
+    settings, splits = config.evaluation, [data.query, data.gallery]
+    query, gallery = (
+        extract(network, split.images, flip=settings.flip, batch=settings.batch, world=run.world) for split in splits
+    )
+    if not run.world.is_main:
+        return {"mAP": {"mean": math.nan}, "rank-1": {"mean": math.nan}}
+    return report.score(config, run if tables else None, data, query, gallery)
+
+
+def evaluate(config: Config, directory: Path) -> dict[str, Any]:
+    """Tests the finished network of a run again; the recipe's `evaluate`.
+
+    Raises:
+        UsageError: The run has no finished network.
+    """
+    from sextet.reid import tables as report
+
+    model = load(directory / "final")
+    data = load_data(config.data, config.size, seed=config.seed)
+    settings = config.evaluation
+    query, gallery = (
+        extract(model.network, split.images, flip=settings.flip, batch=settings.batch)
+        for split in (data.query, data.gallery)
+    )
+    return report.score(config, None, data, query, gallery)
+
+
+class Embedder:
+    """A trained network that turns images of people into vectors: what `sextet.load` returns.
+
+    Args:
+        network: Of `build_model`; used for testing only.
+        config: Of its run.
+    """
+
+    def __init__(self, network: nn.Module, config: Config) -> None:
+        self.network, self.config = network.eval(), config
+        self.size, self.feature_size = config.size, int(network.feature_size)  # type: ignore[arg-type]
+
+    def embed(self, images: Sequence[Any] | Tensor, *, batch: int = 64) -> NDArray[np.float32]:
+        """Returns a vector of length 1 for each image, (N, feature_size); their dot products are cosines.
+
+        Args:
+            images: Paths, Pillow images, or a uint8 tensor (N, 3, H, W) of the network's size.
+            batch: Images at once.
+
+        Raises:
+            DataError: An image cannot be read.
+        """
+        chunks = [
+            embed(self.network, self.pixels(images[start : start + batch]), flip=self.config.evaluation.flip)
+            for start in range(0, len(images), batch)
+        ]
+        return torch.cat(chunks).numpy() if chunks else np.zeros((0, self.feature_size), np.float32)
+
+    @torch.no_grad()
+    def cuts(self, image: Any) -> dict[str, list[float]]:
+        """Returns the rows at which each branch cuts this image, as shares of its height from 0 to 1."""
+        cuts = self.network.cuts(normalise(self.pixels([image])))  # type: ignore[operator]
+        return {name: [float(row) for row in rows[0]] for name, rows in cuts.items()}
+
+    def pixels(self, images: Sequence[Any] | Tensor) -> Tensor:
+        """Paths, Pillow images or a tensor -> uint8 (N, 3, H, W) of the network's size."""
+        if isinstance(images, Tensor):
+            return images
+        rows = []
+        for image in images:
+            if isinstance(image, (str, Path)):
+                file = FileImages("", [str(image)], self.size, max_pixels=self.config.data.max_pixels)
+                rows.append(file.read([0])[0])
+            else:
+                pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+                rows.append(resized(pixels[None], self.size)[0])
+        return torch.stack(rows)
+
+
+def load(folder: Path) -> Embedder:
+    """Returns the network of a run's `final` folder; its classifiers are left out, as testing needs none.
+
+    Raises:
+        UsageError: No run's final folder. DataError: The weights do not fit the settings.
+    """
+    record = read_json(folder / "config.json")
+    config = from_dict(Config, record["config"], source=str(folder / "config.json"))
+    weights = load_file(folder / "model.safetensors")
+    people = next((len(value) for name, value in weights.items() if "classifier" in name), 2)
+    network = build_model(config.shown, config.model, people)
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise DataError(f"{folder}: the weights do not fit the settings ({error})") from error
+    return Embedder(network, config)

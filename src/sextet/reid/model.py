@@ -1,0 +1,79 @@
+"""From settings to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from sextet.reid.baselines import PCB, Global, bot
+from sextet.reid.mgn import MGN
+from sextet.reid.mobilenet import MobileNetV2
+from sextet.reid.resnet import ResNet
+from sextet.reid.rmgl import RMGL
+from sextet.reid.settings import ModelConfig
+from sextet.reid.weights import load_weights
+
+Trunk = ResNet | MobileNetV2
+WIDE = 1.5  # width of the "wide" global network, which then has about as many parameters as MGN on the small trunk
+
+
+def build_trunk(config: ModelConfig, method: str) -> Trunk:
+    """Returns the trunk, with the weights of the file that the settings name.
+
+    Raises:
+        DataError: The file's weights do not fit.
+    """
+    if config.backbone == "small":
+        trunk: Trunk = ResNet.small(config.width * (WIDE if method == "wide" else 1.0))
+    elif config.backbone == "mobilenetv2":
+        trunk = MobileNetV2(last_stride=2)
+    else:
+        trunk = ResNet.of_depth(int(config.backbone.removeprefix("resnet")), ibn=config.ibn)
+    if config.weights:
+        load_weights(trunk, config.weights)
+    return trunk
+
+
+def build_model(
+    method: str,
+    config: ModelConfig,
+    people: int,
+    *,
+    trunk: Mapping[str, Tensor] | None = None,
+    built: Trunk | None = None,
+    rng: torch.Generator | None = None,
+) -> nn.Module:
+    """Returns the network of a method.
+
+    Args:
+        method: Key of METHODS.
+        config: Its settings; methods that are variants of another change some.
+        people: Classes.
+        trunk: Weights of the trunk, in place of the settings' file.
+        built: A trunk to use.
+        rng: Source of the initial weights; by default torch's own.
+    """
+    if rng is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.set_state(rng.get_state())
+            return build_model(method, config, people, trunk=trunk, built=built)
+    built = built or build_trunk(config, method)
+    if trunk is not None:
+        built.load_state_dict(trunk)
+    stages = built.stages()
+    if method in ("global", "wide"):
+        return Global(stages, people, config)
+    if method == "bot":
+        return bot(stages, people, config)
+    if method == "pcb":
+        return PCB(stages, people, config)
+    if method == "mgn":
+        return MGN(stages, people, config)
+    if method == "mgn_globals":
+        return MGN(stages, people, replace(config, branches="1,1,1"))
+    if method == "rmgl_uniform":
+        config = replace(config, bands="uniform")
+    return RMGL(stages, people, config)

