@@ -28,7 +28,17 @@ from sextet.reid.settings import METHODS, Config
 from sextet.reid.tables import score
 from sextet.report.build import save_figure, save_table
 
-SLOWEST = ("rmgl", "rmgl_uniform", "mgn", "mgn_globals", "wide", "pcb", "bot", "global")  # so that workers end together
+SLOWEST = (
+    "rmgl",
+    "rmgl_uniform",
+    "rmgl_unshifted",
+    "mgn",
+    "mgn_globals",
+    "wide",
+    "pcb",
+    "bot",
+    "global",
+)  # so that workers end together
 COLUMNS = ("mAP", "rank-1", "mINP", "mAP, re-ranked")
 
 
@@ -89,7 +99,7 @@ class Trainer:
 
     def work(self, name: str, seed: int) -> str:
         """Trains and tests one network, or goes on with it; returns a line for people."""
-        from sextet.reid.train import fit, train_trunk, trunk_weights
+        from sextet.reid.train import adapt, fit, train_trunk, trunk_weights
 
         method = {"trunk": "global", "trunk-wide": "wide", "untrained": "mgn"}.get(name, name)
         config = replace(self.config, method=method, seed=seed, workers="inline", track="")  # type: ignore[arg-type]
@@ -106,7 +116,7 @@ class Trainer:
                 trunk = trunk_weights(part_of(self.directory, "trunk-wide" if name == "wide" else "trunk", seed))
             network = build_model(method, config.model, len(data.classes), trunk=trunk, rng=part.rng("init").torch)
             if name != "untrained":
-                fit(config, part, network, data)
+                fit(adapt(config), part, network, data)
             scores = evaluate_network(config, part, network, data)
             size = sum(parameter.numel() for parameter in network.parameters())
             part.finish({**scores, "parameters": size}, network.state_dict())

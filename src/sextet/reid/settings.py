@@ -20,6 +20,7 @@ METHODS = {
     "mgn_globals": "MGN without stripes",
     "rmgl": "RMGL",
     "rmgl_uniform": "RMGL, uniform stripes",
+    "rmgl_unshifted": "RMGL, no random shifting",
 }
 """Methods and how tables call them."""
 
@@ -253,7 +254,9 @@ class Config(RunConfig):
 
     changeable: ClassVar[frozenset[str]] = RunConfig.changeable | {"data.readers"}
 
-    method: Literal["mgn", "rmgl", "global", "wide", "bot", "pcb", "mgn_globals", "rmgl_uniform", "compare"] = "mgn"
+    method: Literal[
+        "mgn", "rmgl", "global", "wide", "bot", "pcb", "mgn_globals", "rmgl_uniform", "rmgl_unshifted", "compare"
+    ] = "mgn"
     """What to train; compare: several methods over several seeds."""
     height_px: int = 96
     """Height of the network's input (MGN: 384)."""

@@ -53,6 +53,7 @@ def check(config: Config) -> None:
 def train(config: Config, run: Run) -> None:
     """Trains one network and tests it, or runs the comparison."""
     torch.set_num_threads(config.threads)
+    config = adapt(config)
     if config.method == "compare":
         from sextet.reid.compare import compare
 
@@ -70,6 +71,13 @@ def train(config: Config, run: Run) -> None:
     fit(config, run, network, data)
     scores = evaluate_network(config, run, network, data)
     run.finish(scores, network.state_dict())
+
+
+def adapt(config: Config) -> Config:
+    """The settings with which a method is trained."""
+    if config.method == "rmgl_unshifted":
+        return replace(config, augment=replace(config.augment, shift=0.0))
+    return config
 
 
 def train_trunk(config: Config, part: Run, data: ReIDData) -> None:
