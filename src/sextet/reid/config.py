@@ -115,7 +115,7 @@ def quick() -> Config:
 
 
 def rmgl_compare() -> Config:
-    """What balanced bands and random shifting do for RMGL where people are misaligned, 5 seeds: RMGLTIME on two cores."""
+    """What balanced bands and random shifting do where people are misaligned, 5 seeds: RMGLTIME on two cores."""
     return replace(
         fast(), method="compare", methods="global,mgn,rmgl_uniform,rmgl_unshifted,rmgl", workers="process:2",
         data=DataConfig(variant="misaligned"),
