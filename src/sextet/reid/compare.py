@@ -69,6 +69,8 @@ def compare(config: Config, run: Run) -> None:
         shutil.copytree(
             part_of(run.directory, method, seeds[0]) / "final", run.directory / "models" / method, dirs_exist_ok=True
         )
+    for file in (part_of(run.directory, config.shown, seeds[0]) / "artifacts").glob("20-rankings.*"):
+        shutil.copy(file, run.artifact(file.name))
     run.say(f"look at its rankings in the browser: sextet serve {run.directory}")
     run.finish(summary, load_file(run.directory / "models" / config.shown / "model.safetensors"))
 
