@@ -29,7 +29,7 @@ def build_trunk(config: ModelConfig, method: str) -> Trunk:
     if config.backbone == "small":
         trunk: Trunk = ResNet.small(config.width * (WIDE if method == "wide" else 1.0))
     elif config.backbone == "mobilenetv2":
-        trunk = MobileNetV2(last_stride=2)
+        trunk = MobileNetV2()
     else:
         trunk = ResNet.of_depth(int(config.backbone.removeprefix("resnet")), ibn=config.ibn)
     if config.weights:
