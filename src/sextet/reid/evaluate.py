@@ -70,7 +70,7 @@ def evaluate_network(
     Returns:
         mAP, rank-1 and so on in percent, the first two with a 95 % interval over queries; ranks other than 0 get only
         the means of these two.
-        With `tables`, the run's report gets the tables and a picture of rankings.
+        With `tables`, the run's report gets the tables and a picture of rankings, and re-ranking is tested too.
     """
     from sextet.reid import tables as report
 
@@ -83,7 +83,9 @@ def evaluate_network(
     query, gallery = (
         extract(network, split.images, flip=settings.flip, batch=settings.batch, world=world) for split in splits
     )
-    scores = report.score(config, run if tables else None, data, query, gallery) if world.is_main else {}
+    scores: dict[str, Any] = {}
+    if world.is_main:
+        scores = report.score(config, run if tables else None, data, query, gallery, quick=not tables)
     if world.size > 1:
         names = ("mAP", "rank-1")
         means = torch.tensor([scores[name]["mean"] if world.is_main else 0.0 for name in names], dtype=torch.float64)
