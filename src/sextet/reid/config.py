@@ -41,7 +41,7 @@ def fast() -> Config:
     return Config(
         model=ModelConfig(feature_size=128),
         loss=LossConfig(normalise=True, ramp_start=0.1, ramp_end=0.5),
-        optim=OptimConfig(epochs=12, learning_rate=2e-3, warmup=1, trunk_epochs=16),
+        optim=OptimConfig(epochs=12, learning_rate=2e-3, warmup=1, trunk_epochs=12),
         augment=AugmentConfig(shift=0.5, erase=0.5),
     )
 
