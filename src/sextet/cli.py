@@ -23,7 +23,7 @@ from sextet.registry import Recipe, find, recipes
 EXTRAS = {
     "coop": ("numba", "gymnasium", "pettingzoo"),
     "ray": ("ray",),
-    "reid": (),
+    "reid": ("lancedb", "pyarrow", "h5py"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "serve": ("fastapi", "uvicorn", "websockets", "prometheus_client"),
     "track": ("tensorboard",),

@@ -156,6 +156,11 @@ def test_lengths_do_not_matter_but_directions_must_exist(tmp_path):
             gallery.add(np.eye(3)[:2], names=["x", "y"], cameras=[1])
         with pytest.raises(UsageError, match='the name "x" is given more than once'):
             gallery.add(np.eye(3)[:2], names=["x", "x"])
+        for wrong in ({"cameras": ["north"]}, {"cameras": [2**40]}, {"times": ["noon"]}, {"tags": [7]}):
+            with pytest.raises(UsageError, match="cannot be stored"):
+                gallery.add(np.eye(3)[:1], names=["x"], **wrong)
+        with pytest.raises(UsageError, match="cannot be stored"):
+            gallery.add(np.eye(3)[:1], names=["\udcff"])
         with pytest.raises(UsageError, match="k is 0"):
             gallery.search([0, 0, 1.0], 0)
         with pytest.raises(UsageError, match="either names or ids"):

@@ -38,7 +38,7 @@ def test_flat_names_are_brought_to_the_nested_ones():
 
 
 def test_the_weights_shipped_in_a_wheel_load_and_answer_as_trained():
-    network = MobileNetV2(last_stride=2).eval()
+    network = MobileNetV2().eval()
     assert load_weights(network, shipped()) == []
     with torch.no_grad():
         features = network(torch.zeros(1, 3, 64, 32))

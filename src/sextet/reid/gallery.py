@@ -26,7 +26,6 @@ FORMAT, TABLE = "sextet-gallery-1", "gallery"
 BLOCK = 4096
 FIELDS = ["name", "id", "camera", "time", "tags"]
 Column = Sequence[Any] | NDArray[Any] | None
-_COMPACT_EVERY, _KEEP_VERSIONS = 256, timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class Gallery:
             raise DataError(f"{path}: not a gallery of sextet (its table has no mark {FORMAT})")
         self.dim, self.model, self._half = int(kind.list_size), facts["model"], str(kind.value_type) == "halffloat"
         self._writer: contextlib.ExitStack | None = None
-        self._numbers, self._commits = dict[str, int](), 0
+        self._numbers, self._last = dict[str, int](), -1
 
     @classmethod
     def open(
@@ -128,11 +127,11 @@ class Gallery:
         return facts | {"bytes": sum(file.stat().st_size for file in files if file.is_file()) or None}
 
     def close(self) -> None:
-        """Joins small files if this gallery was written to, and lets the next writer in."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            with writer:
-                self._compact()
+        """Lets the next writer in; this gallery can still be read. Nothing is lost without it."""
+        if self._writer is not None:
+            with self._writer:
+                self._compact(most=64)
+            self._writer = None
 
     def add(
         self, vectors: ArrayLike, *, names: Sequence[str], ids: Column = None, cameras: Column = None,
@@ -162,18 +161,21 @@ class Gallery:
         if len(set(names)) != count:
             raise UsageError(f'the name "{Counter(names).most_common(1)[0][0]}" is given more than once')
         self._write()
-        last = max(self._numbers.values(), default=-1)
-        fresh = {name: last + place for place, name in enumerate((n for n in names if n not in self._numbers), 1)}
-        places = self._numbers | fresh
-        columns: dict[str, Any] = {"name": names, "number": [places[name] for name in names]}
+        unknown = [name for name in names if name not in self._numbers]
+        fresh = {name: self._last + place for place, name in enumerate(unknown, 1)}
+        numbers = [fresh.get(name, self._numbers.get(name)) for name in names]
+        columns: dict[str, Any] = {"name": names, "number": numbers}
         for key, empty in {"id": None, "camera": -1, "time": None, "tags": (), "stamp": ""}.items():
             values = given[key]
             columns[key] = [empty] * count if values is None else getattr(values, "tolist", lambda v=values: v)()
         arrow = importlib.import_module("pyarrow")
         flat = arrow.array(unit.astype(np.float16 if self._half else np.float32).ravel())
         columns["vector"] = arrow.FixedSizeListArray.from_arrays(flat, self.dim)
-        with _reading(self._path, "write"):
+        try:
             rows = arrow.table(columns, schema=self._table.schema)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise UsageError(f"these values cannot be stored: {error}") from error
+        with _reading(self._path, "write"):
             for start in range(0, count, BLOCK):
                 part, some = rows.slice(start, BLOCK), names[start : start + BLOCK]
                 if fresh.keys() >= set(some):
@@ -182,9 +184,8 @@ class Gallery:
                     merge = self._table.merge_insert("name").when_matched_update_all().when_not_matched_insert_all()
                     merge.execute(part)
                 self._numbers |= {name: fresh[name] for name in some if name in fresh}
-                self._commits += 1
-        if self._commits >= _COMPACT_EVERY:
-            self._compact()
+                self._last = max(self._last, *map(self._numbers.__getitem__, some))
+        self._compact(most=2048)
 
     def remove(self, names: Iterable[str] | None = None, *, ids: Iterable[int] | None = None) -> int:
         """Removes by name or by person; returns how many vectors are gone. Unknown names and persons are no error."""
@@ -196,7 +197,6 @@ class Gallery:
         with _reading(self._path, "write"):
             for start in range(0, len(chosen), BLOCK):
                 self._table.delete(_in(column, chosen[start : start + BLOCK]))
-                self._commits += 1
         self._numbers = {row["name"]: row["number"] for row in self._rows()}
         return before - len(self)
 
@@ -230,7 +230,9 @@ class Gallery:
         conditions += [f"NOT {_in('name', exclude_names)}"] if exclude_names is not None else []
         conditions += [f"array_has(tags, {_literal(tag)})" for tag in tags or ()]
         limits = zip((">=", "<="), times or (None, None), strict=True)
-        conditions += [f"time {sign} {float(limit)!r}" for sign, limit in limits if limit is not None]
+        conditions += [
+            f"time {sign} {float(limit)!r}" for sign, limit in limits if limit is not None and abs(limit) < np.inf
+        ]
         where = " AND ".join(conditions)
         with _reading(self._path):
             return [self._nearest(query, k, where) for query in _unit(np.atleast_2d(vectors), self.dim)]
@@ -246,22 +248,19 @@ class Gallery:
             if len(near) < wanted or near[-1] > near[k - 1] + 2 * slack:
                 break
             wanted *= 4  # so many nearly equal that one left out could belong to the first k
-        flat = [np.asarray(chunk.flatten()) for chunk in rows["vector"].chunks]
-        found = np.concatenate([*flat, np.empty(0, np.float32)]).reshape(-1, self.dim).astype(np.float64)
+        found = np.asarray(rows["vector"].combine_chunks().flatten()).reshape(-1, self.dim).astype(np.float64)
         if np.abs(np.linalg.norm(found, axis=1) - 1).max(initial=0) > 1e-2:
             raise DataError(f"{self._path}: damaged, a vector is not of unit length; index again into a new gallery")
-        distances = 1 - np.einsum("nd,d->n", found, query.astype(np.float64))
-        distances = distances.round(12)  # equal vectors shall have equal distances whatever the order of the sum
+        # Rounded, so that equal vectors have equal distances whatever the order of the sum.
+        distances = (1 - np.einsum("nd,d->n", found, query.astype(np.float64))).round(12)
         order = np.lexsort((np.asarray(rows["number"]), distances))[:k]
         items = zip(rows.select(FIELDS).take(order).to_pylist(), distances[order].tolist(), strict=True)
         return [Hit(**item | {"tags": tuple(item["tags"])}, distance=far) for item, far in items]
 
     def _rows(self, *columns: str) -> list[dict[str, Any]]:
         with _reading(self._path):
-            found: list[dict[str, Any]] = (
-                self._table.search().select(["name", "number", *columns]).limit(None).to_list()
-            )
-            return found
+            query = self._table.search().select(["name", "number", *columns])
+            return list(query.limit(None).to_list())
 
     def _write(self) -> None:
         """Becomes the writer of the folder, until closed. Object stores and servers order commits themselves."""
@@ -270,23 +269,26 @@ class Gallery:
                 if self._folder:
                     stack.callback(lock_directory(self._folder).release)
                 self._numbers = {row["name"]: row["number"] for row in self._rows()}
+                self._last = max(self._numbers.values(), default=-1)
                 self._writer = stack.pop_all()
 
-    def _compact(self) -> None:
-        if self._folder and self._commits > 1:
+    def _compact(self, most: int) -> None:
+        """Joins small files once they hold a third of the rows or are too many, so that no row is copied often."""
+        if self._folder:
             with _reading(self._path, "write"):
-                self._table.optimize(cleanup_older_than=_KEEP_VERSIONS)
-        self._commits = 0
+                rows, files = (self._table.stats()[key] for key in ("num_rows", "fragment_stats"))
+                small = 3 * files["lengths"]["max"] <= 2 * rows or files["num_fragments"] > most
+                if small and files["num_fragments"] > 1:
+                    self._table.optimize(cleanup_older_than=timedelta(minutes=10))  # some reader may be in a search
 
 
 def _schema(dim: int, model: str, half: bool) -> Any:
     arrow = importlib.import_module("pyarrow")
     if dim < 1:
         raise UsageError(f"dim is {dim}; it must be 1 or more")
-    number = arrow.float16() if half else arrow.float32()
     fields = {"name": arrow.string(), "number": arrow.int64(), "id": arrow.int64(), "camera": arrow.int32()}
     fields |= {"time": arrow.float64(), "tags": arrow.list_(arrow.string()), "stamp": arrow.string()}
-    fields["vector"] = arrow.list_(number, dim)
+    fields["vector"] = arrow.list_(arrow.float16() if half else arrow.float32(), dim)
     return arrow.schema(fields, metadata={"format": FORMAT, "model": model})
 
 

@@ -8,35 +8,36 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from sextet.reid.resnet import Pointwise, Stages
+
 Value = TypeVar("Value")
 # (expansion, channels, blocks, stride of the first block), table 2 of the paper.
 _GROUPS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-_LAST_GROUP, _FEATURES = 5, 1280
+_FEATURES = 1280
 
 
 class MobileNetV2(nn.Module):
-    """A MobileNetV2 without its classifier.
+    """A MobileNetV2 without its classifier."""
 
-    Args:
-        last_stride: Stride of the last halving (features.14): 2 as published, 1 keeps maps at 1/16 of the image.
-    """
-
-    widths = (24, 24, 32, 96, _FEATURES)
-
-    def __init__(self, *, last_stride: int = 1) -> None:
+    def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = [_convolution(3, 32, 3, stride=2)]
         channels = 32
-        for group, (expansion, out, blocks, stride) in enumerate(_GROUPS):
-            first = last_stride if group == _LAST_GROUP else stride
+        for expansion, out, blocks, stride in _GROUPS:
             for block in range(blocks):
-                layers.append(InvertedResidual(channels, out, first if block == 0 else 1, expansion))
+                layers.append(InvertedResidual(channels, out, 1 if block else stride, expansion))
                 channels = out
         self.features = nn.Sequential(*layers, _convolution(channels, _FEATURES, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the map (B, 1280, H/32, W/32) of images (B, 3, H, W); /16 with ``last_stride=1``."""
-        return self.features(x)  # type: ignore[no-any-return]
+        """(B, 3, H, W) -> (B, 1280, H/32, W/32)."""
+        features: Tensor = self.features(x)
+        return features
+
+    def stages(self) -> Stages:
+        """Returns the trunk in pieces that share its weights, cut where a ResNet has the same strides."""
+        blocks = self.features
+        return Stages(blocks[:4], blocks[4:7], blocks[7], blocks[8:14], blocks[14:], (24, 32, 96, _FEATURES))
 
     @staticmethod
     def rename_keys(state: Mapping[str, Value]) -> dict[str, Value]:
@@ -54,7 +55,7 @@ class InvertedResidual(nn.Module):
         hidden = channels * expansion
         expand = [_convolution(channels, hidden, 1)] if expansion > 1 else []
         filter_each = _convolution(hidden, hidden, 3, stride=stride, groups=hidden)
-        self.conv = nn.Sequential(*expand, filter_each, nn.Conv2d(hidden, out, 1, bias=False), nn.BatchNorm2d(out))
+        self.conv = nn.Sequential(*expand, filter_each, Pointwise(hidden, out), nn.BatchNorm2d(out))
         self.adds = stride == 1 and channels == out
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,8 +75,5 @@ def _nested(match: re.Match[str]) -> str:
 
 
 def _convolution(channels: int, out: int, size: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels, out, size, stride, size // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(out),
-        nn.ReLU6(inplace=True),
-    )
+    layer = nn.Conv2d(channels, out, size, stride, size // 2, groups=groups, bias=False)
+    return nn.Sequential(Pointwise(channels, out) if size == 1 else layer, nn.BatchNorm2d(out), nn.ReLU6(inplace=True))

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from sextet.core.errors import DataError, UsageError, missing_extra, unknown
 from sextet.core.files import read_text
+from sextet.reid.cuhk03 import read_cuhk03
 from sextet.reid.images import Box, printable
 from sextet.reid.scan import MARKET_NAME, SPLITS, Row, Scan, inside, natural
 
 UNKNOWN_CAMERA = -1
 _MSMT = re.compile(r"\d+_\d+_(\d+)_", re.ASCII)  # 0000_003_12_0113morning_0033_0.jpg
-_CUHK = re.compile(r"\d+_\d+_(\d+)_\d+", re.ASCII)  # 1_001_2_06.png: camera pair, person, view, image
 _RANDPERSON = re.compile(r"(\d+)_(?:s(?P<s1>\d+)_c(?P<c1>\d+)|c(?P<c2>\d+)_s(?P<s2>\d+))_", re.ASCII)
 _FOLDER = re.compile(r"(?:-?\d+_)?c(?:am)?(\d{1,4})(?=[s_])|(\d{1,4})_", re.ASCII | re.IGNORECASE)
 _TRUE = {"1", "true", "yes", "t", "y"}
@@ -25,11 +25,7 @@ Labelled = tuple[str, str, str, str, Box | None]  # split, name, person, camera,
 
 
 def _market(scan: Scan, home: Path, variant: str) -> None:
-    scan.add_named("train", home / "bounding_box_train")
-    scan.add_named("query", home / "query")
-    scan.add_named("gallery", home / "bounding_box_test")
-    if (home / "gt_bbox").is_dir():
-        scan.add_named("multi_query", home / "gt_bbox")
+    scan.add_boxes(home)
     if variant == "500k":
         if not (home / "images").is_dir():
             raise DataError(f"{home / 'images'}: the 500k distractors are not there; leave out the variant 500k")
@@ -45,11 +41,8 @@ def _duke(scan: Scan, home: Path, variant: str) -> None:
 
 
 def _personx(scan: Scan, home: Path, variant: str) -> None:
-    parts = [home / str(camera) for camera in range(1, 7)] if (home / "1").is_dir() else [home]
-    for part in parts:
-        for split, name in (("train", "bounding_box_train"), ("query", "query"), ("gallery", "bounding_box_test")):
-            if (part / name).is_dir():
-                scan.add_named(split, part / name)
+    for part in [home / str(camera) for camera in range(1, 7)] if (home / "1").is_dir() else [home]:
+        scan.add_boxes(part)
     scan.number_cameras()
 
 
@@ -88,41 +81,6 @@ def _msmt17(scan: Scan, home: Path, variant: str) -> None:
     offset = max((row.person for row in learned), default=0) + 1
     scan.add_listed(home / train, learned)
     scan.add_listed(home / test, rows("query", "query", test, offset) + rows("gallery", "gallery", test, offset))
-    scan.number_cameras()
-
-
-def _cuhk03(scan: Scan, home: Path, variant: str) -> None:
-    spellings = ("labeled", "labelled") if variant.startswith("label") else ("detected",)
-    for spelling in spellings:
-        if (home / spelling / "bounding_box_train").is_dir():
-            _market(scan, home / spelling, "")
-            return
-    kind = spellings[0]
-    images, protocol = home / f"images_{kind}", home / f"cuhk03_new_protocol_config_{kind}.mat"
-    if not images.is_dir() or not protocol.is_file():
-        lacking = protocol if images.is_dir() else images
-        raise DataError(
-            f"{lacking}: not there; CUHK03-NP needs {protocol.name} and the images of cuhk-03.mat in {images.name}/ as "
-            f"PAIR_PERSON_VIEW_IMAGE.png (1_001_1_01.png): sextet.reid.readers.extract_cuhk03(MAT, FOLDER) writes them"
-        )
-    from scipy.io import loadmat
-
-    try:
-        table = loadmat(protocol, variable_names=["filelist", "labels", "train_idx", "query_idx", "gallery_idx"])
-        names = [str(cell[0]) for cell in table["filelist"].ravel()]
-        labels = table["labels"].ravel().tolist()
-        places = {split: (table[f"{split}_idx"].ravel() - 1).tolist() for split in SPLITS[:3]}
-        offset = 1 - min(1, *labels)
-        listed = []
-        for split, indices in places.items():
-            for index in indices:
-                if not (match := _CUHK.match(names[index])):
-                    raise ValueError(f"{names[index]} tells no view")
-                place = (images / names[index]).relative_to(scan.root).as_posix()
-                listed.append(Row(split, place, int(labels[index]) + offset, int(match[1])))
-    except (KeyError, ValueError, TypeError, IndexError, NotImplementedError, OSError) as error:
-        raise DataError(f"{protocol}: not the new protocol of CUHK03 ({error})") from error
-    scan.add_listed(images, listed)
     scan.number_cameras()
 
 
@@ -185,7 +143,7 @@ def _table_rows(path: Path) -> Iterable[tuple[str, Mapping[str, str]]]:
         try:
             parquet = importlib.import_module("pyarrow.parquet")
         except ModuleNotFoundError as error:
-            raise missing_extra("pyarrow", "parquet", "a Parquet table") from error
+            raise missing_extra("pyarrow", "readers", "a Parquet table") from error
         try:
             rows = parquet.read_table(path).to_pylist()
         except (OSError, ValueError) as error:  # pyarrow's own errors are among these
@@ -253,7 +211,7 @@ LAYOUTS: dict[str, Layout] = {
     "cuhk03_np": Layout(
         title="CUHK03-NP",
         expected=f"detected/ or labeled/ with {_BOXES}; or images_detected/ and its new_protocol .mat",
-        read=_cuhk03, variants=("detected", "labelled", "labeled"),
+        read=read_cuhk03, variants=("detected", "labelled", "labeled"),
         marks=("detected/bounding_box_train", "label*ed/bounding_box_train", "cuhk03_new_protocol_config_*.mat",
                "images_detected", "images_labeled", "cuhk03_release", "cuhk-03.mat"),
         homes=("cuhk03-np", "cuhk03", "CUHK03-NP", "cuhk03_release"),

