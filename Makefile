@@ -10,6 +10,7 @@ export OMP_NUM_THREADS ?= 1
 
 demo: $(VENV)/.installed human-data
 	@$(BIN)/sextet train mep --preset quick --name demo --resume
+	@$(BIN)/sextet train mgn --preset quick --name demo --resume
 
 test: $(VENV)/.installed-dev human-data check
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"

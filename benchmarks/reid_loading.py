@@ -44,7 +44,7 @@ from sextet.reid.readers import scan  # noqa: E402
 from sextet.reid.settings import AugmentConfig, DataConfig  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "reid_loading.json"
-FILES, BATCH, BATCHES = 20_000, 64, 32
+FILES, BATCH, BATCHES = 20_000, 64, 8
 SIZES = ((256, 128), (384, 128))
 WORK = {
     "flip, erase": (AugmentConfig(flip=0.5, erase=0.5), ["random_flip", "random_erase"]),
@@ -195,7 +195,7 @@ def main() -> None:
         os.environ["XDG_CACHE_HOME"] = cache
         write_files(Path(folder))
         result = {
-            "what": "listing 20,000 images; decoding and augmenting 2,048 of 64x128 pixels per round on one thread",
+            "what": "listing 20,000 images; decoding and augmenting 512 of 64x128 pixels per round on one thread",
             "machine": environment() | {"torchvision": torchvision.__version__},
             "rounds": options.rounds,
             "loading": loading(Path(folder)),

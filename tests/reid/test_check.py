@@ -154,9 +154,7 @@ def test_the_withdrawn_set_and_unknown_cameras_are_warnings(tmp_path):
 
 def test_it_is_a_command_with_a_position_and_options(tmp_path):
     write(tmp_path, MARKET)
-    report = tyro.cli(
-        check, args=[str(tmp_path), "--no-decode", "--no-leakage", "--rows", "1"]
-    )
+    report = tyro.cli(check, args=[str(tmp_path), "--no-decode", "--no-leakage", "--rows", "1"])
     assert len(report["first names"]) == 4
     with pytest.raises(DataError, match="no data set of a known layout"):
         check(tmp_path / "query")

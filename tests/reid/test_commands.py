@@ -14,6 +14,7 @@ from sextet.core.errors import DataError, UsageError
 pytest.importorskip("lancedb")
 from sextet.reid import commands
 from sextet.reid.gallery import Gallery
+from sextet.reid.images import decode
 
 
 class Thumbnails:
@@ -25,6 +26,7 @@ class Thumbnails:
         self.seen = 0
 
     def embed(self, images, *, batch=64):
+        images = [decode(image)[0] for image in images]
         assert 0 < len(images) <= batch
         self.seen += len(images)
         rows = np.stack(
@@ -105,17 +107,17 @@ def test_every_file_is_counted_and_every_skipped_one_has_its_reason(run, photos,
     reasons = {item["file"]: item["reason"] for item in result["skipped"]}
     assert len(reasons) == len(result["skipped"])
     texts = {
-        "out.png": "a link out of the folder",
-        "gone.png": "No such file",
-        "loop": "a link to a folder",
-        "._0002_c1s1_2.png": "left by a file manager",
-        "Thumbs.db": "left by a file manager",
-        "notes.txt": "not one of jpg",
-        "cut.png": "not a readable image",
-        "empty.jpg": "not a readable image",
+        "out.png": "a link that leads out",
+        "gone.png": "not a file",
+        "loop": "not an image by its name",
+        "._0002_c1s1_2.png": "left by a file browser",
+        "Thumbs.db": "left by a file browser",
+        "notes.txt": "not an image by its name",
+        "cut.png": "image file is truncated",
+        "empty.jpg": "empty file",
     }
     if sys.platform == "linux":
-        texts["\udcff.png"] = "its name is not UTF-8"
+        texts["\\udcff.png"] = "its name is not UTF-8"
     assert reasons.keys() == texts.keys()
     assert all(reasons[name].startswith(text) for name, text in texts.items()), reasons
     assert result["added"] == result["vectors"] == 6
@@ -184,3 +186,27 @@ def test_the_command_line_gives_the_arguments(run, photos):
         "0007_c12s1_1.png",
         "monday/nö_camera.webp",
     ]
+
+
+def test_a_real_network_gives_the_order_of_evaluation(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from sextet.core.records import write_final
+    from sextet.reid.evaluate import extract
+    from sextet.reid.images import FileImages
+    from sextet.reid.model import build_model
+    from sextet.reid.settings import Config, ModelConfig
+
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    config = Config(method="global", height_px=32, width_px=16, model=ModelConfig(width=0.25, feature_size=16))
+    network = build_model("global", config.model, 3)
+    write_final(tmp_path / "run", "mgn", config, {}, network.state_dict())
+    names = [f"0001_c{1 + seed % 2}s1_{seed}.png" for seed in range(12)]
+    for seed, name in enumerate(names):
+        draw(tmp_path / "photos" / name, seed)
+    result = commands.index(tmp_path / "photos", run=tmp_path / "run", batch=5)
+    features = extract(network, FileImages(tmp_path / "photos", names, config.size), batch=12)
+    expected = np.argsort(1 - features[3] @ features.T, kind="stable")
+    rows = commands.search(tmp_path / "photos" / names[3], run=tmp_path / "run", k=12)
+    assert result["added"] == 12 and rows[0]["distance"] == pytest.approx(0, abs=1e-5)
+    assert [row["name"] for row in rows] == [names[place] for place in expected]

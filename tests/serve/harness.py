@@ -48,11 +48,18 @@ class Client(httpx.Client):
 @contextlib.contextmanager
 def live(run: Path, *, token=None, page=None, **options):
     """Serves a run on a free loopback port; yields a client; ends with the server's orderly stop."""
-    listener, listens = bind("127.0.0.1", 0), threading.Event()
-    port = listener.getsockname()[1]
     demo = demo_of([run], Options(**options))
     if page is not None:
         object.__setattr__(demo, "page", page)
+    with listening(demo, token=token) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def listening(demo, *, token=None):
+    """Serves a recipe's page as `live` serves that of a run."""
+    listener, listens = bind("127.0.0.1", 0), threading.Event()
+    port = listener.getsockname()[1]
     app = build(demo, host="127.0.0.1", port=port, token=token)
     server = Server(app, connections=64, listening=listens.set)
     thread = threading.Thread(target=server.run, args=([listener],))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import tarfile
@@ -17,6 +18,7 @@ from sextet.core.errors import DataError
 MAX_JSON_BYTES = 64 * 2**20
 MAX_MEMBER_BYTES = 256 * 2**20
 MAX_IMAGE_PIXELS = 24_000_000
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")  # no kind that starts another program
 
 
 def fsync_directory(path: Path) -> None:
@@ -143,21 +145,28 @@ def _limited(path: Path, name: str, stream: Any, max_bytes: int) -> bytes:
     return content
 
 
-def read_image(path: Path | str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
+def read_image(source: Path | str | bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
     """Reads an image as RGB (Pillow ``Image``), its size checked from the header before decoding.
 
-    Raises:
-        DataError: Unreadable, truncated, or more than ``max_pixels``.
-    """
-    from PIL import Image, UnidentifiedImageError
+    Cameras that were held sideways say so in the file (EXIF); such an image is turned upright.
 
+    Args:
+        source: Path of a file, or the bytes of one.
+        max_pixels: Width times height that is decoded at most.
+
+    Raises:
+        DataError: Unreadable, truncated, of a kind not in ``IMAGE_FORMATS``, or more than ``max_pixels``.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    name, file = ("image", io.BytesIO(source)) if isinstance(source, bytes) else (source, source)
     try:
-        with Image.open(path) as image:
+        with Image.open(file, formats=IMAGE_FORMATS) as image:
             width, height = image.size
             if width * height > max_pixels:
-                raise DataError(f"{path}: {width}x{height} pixels is over the limit of {max_pixels:,}")
-            return image.convert("RGB")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not a readable image ({error})") from error
+                raise DataError(f"{name}: {width}x{height} pixels is over the limit of {max_pixels:,}")
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise DataError(f"{name}: not a readable image (kinds: {', '.join(IMAGE_FORMATS)})") from error
+    except (OSError, Image.DecompressionBombError, Image.DecompressionBombWarning, SyntaxError, ValueError) as error:
+        raise DataError(f"{name}: not a readable image ({error})") from error

@@ -31,7 +31,7 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
     Returns:
         float32 (B, 3, H, W), normalised.
     """
-    x = normalise(images)
+    x = images
     count, _, height, width = x.shape
 
     def uniform(low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -41,14 +41,14 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
     if config.pad_px:
         pad = config.pad_px
         dy, dx = (torch.randint(-pad, pad + 1, (count,), generator=generator) for _ in range(2))
-        black = normalise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8, device=x.device))
-        x = shifted(x - black, dy, dx, "zero") + black
+        x = shifted(x, dy, dx, "zero")
     if config.shift > 0:
         chosen = uniform() < config.shift
         limit_y, limit_x = config.shift_y * height, config.shift_x * width
         dy = (uniform(-limit_y, limit_y) * chosen).round().long()
         dx = (uniform(-limit_x, limit_x) * chosen).round().long()
         x = shifted(x, dy, dx, config.fill)
+    x = normalise(x)
     if config.erase > 0:
         x = _erased(x, uniform() < config.erase, generator)
     return x
@@ -74,7 +74,7 @@ def shifted(x: Tensor, dy: Tensor, dx: Tensor, fill: str) -> Tensor:
     moved = x.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
     if fill in ("edge", "reflect"):
         return moved
-    outside = x.mean((2, 3), keepdim=True) if fill == "mean" else x.new_zeros(1, 1, 1, 1)
+    outside = x.float().mean((2, 3), keepdim=True).to(x.dtype) if fill == "mean" else x.new_zeros(1, 1, 1, 1)
     return torch.where(inside.to(x.device), moved, outside)
 
 

@@ -31,7 +31,7 @@ class Global(nn.Module):
         channels, features = stages.channels[3], config.feature_size
         self.pool = Pool(config.pool, 1)
         self.reduction = Reduction(channels, features, config.neck)
-        self.full = config.classify == "full" and config.neck == "relu"
+        self.full = config.full
         self.classifier = Classifier(channels if self.full else features, people, config.classifier)
         self.feature_size = features
 

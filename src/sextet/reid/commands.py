@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,12 @@ from tyro.conf import Positional
 import sextet
 from sextet.core.console import Console
 from sextet.core.errors import DataError, UsageError
-from sextet.core.files import read_image, sha256_of
+from sextet.core.files import sha256_of
 from sextet.reid.gallery import Gallery
+from sextet.reid.images import inspect, printable
+from sextet.reid.scan import Scan
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 GALLERY = Path("gallery")
-_DEBRIS = ("._*", "Thumbs.db", ".DS_Store", "desktop.ini")
 
 
 def index(
@@ -48,37 +47,33 @@ def index(
     if batch < 1:
         raise UsageError(f"--batch {batch} is not allowed; it must be 1 or more")
     camera_of, person_of = _number(camera, first_camera), _number(person, 0)
-    files, embedder = _files(directory), sextet.load(str(run))
-    skipped = [{"file": name, "reason": reason} for name, (_, reason) in files.items() if reason]
-    present = {name: stamp for name, (stamp, reason) in files.items() if not reason}
+    embedder, root = sextet.load(str(run)), directory.resolve()
+    scan = Scan(format="folder", root=root)
+    present = {name: stamp for name in scan.files(root) if (stamp := _stamp(scan, name))}
     with Gallery.open(gallery, embedder.feature_size, model=fingerprint(run)) as store:
         known = store.stamps()
         due = [name for name, stamp in present.items() if known.get(name) != stamp]
-        new, console = [name for name in due if name not in known], Console(len(due))
-        failed = []
+        added, replaced, console = 0, 0, Console(len(due))
         for start in range(0, len(due), batch):
-            images = {}
-            for name in due[start : start + batch]:
-                try:
-                    images[name] = read_image(directory / name)
-                except DataError as error:
-                    failed.append({"file": name, "reason": str(error).removeprefix(f"{directory / name}: ")})
-            if images:
-                cameras = [-1 if (number := camera_of(name)) is None else number for name in images]
-                stamps = [present[name] for name in images]
+            names, vectors = _embed(embedder, scan, due[start : start + batch])
+            if names:
+                stamps, cameras = [present[name] for name in names], [camera_of(name) for name in names]
                 store.add(
-                    embedder.embed(list(images.values()), batch=batch), names=list(images), stamps=stamps,
-                    cameras=cameras, ids=[person_of(name) for name in images],
+                    vectors, names=names, stamps=stamps, ids=[person_of(name) for name in names],
+                    cameras=[-1 if number is None else number for number in cameras],
                     times=[int(stamp.partition("-")[2]) / 1e9 for stamp in stamps],
-                    tags=[Path(name).parts[:-1] for name in images],
+                    tags=[name.split("/")[:-1] for name in names],
                 )  # fmt: skip
+            replaced += sum(name in known for name in names)
+            added += sum(name not in known for name in names)
             console.update(min(start + batch, len(due)))
         console.close()
-        added = len(set(new) - {item["file"] for item in failed})
-        counts = {"files": len(files), "added": added, "replaced": len(due) - len(failed) - added}
         gone = known.keys() - present.keys() if remove_missing else ()
-        counts |= {"unchanged": len(present) - len(due), "removed": store.remove(gone) if gone else 0}
-        return counts | {"skipped": skipped + failed, "vectors": len(store), "gallery": str(gallery)}
+        removed = store.remove(gone) if gone else 0
+        skipped = [{"file": printable(name), "reason": reason} for name, reason in scan.dropped]
+        counts = {"added": added, "replaced": replaced, "unchanged": len(present) - len(due), "removed": removed}
+        files = added + replaced + counts["unchanged"] + len(skipped)
+        return {"files": files, **counts, "skipped": skipped, "vectors": len(store), "gallery": str(gallery)}
 
 
 def search(
@@ -103,10 +98,9 @@ def search(
     Raises:
         UsageError: No gallery, or one of another model. DataError: The image cannot be read.
     """
-    picture = read_image(image)
     with Gallery.open(gallery, model=fingerprint(run)) as store:
         chosen: dict[str, Any] = {"cameras": camera or None, "exclude_cameras": exclude_camera or None, "tags": tag}
-        hits = store.search(sextet.load(str(run)).embed([picture]), k, times=between, **chosen)[0]
+        hits = store.search(sextet.load(str(run)).embed([image]), k, times=between, **chosen)[0]
     return [{"rank": rank, **vars(hit), "tags": ", ".join(hit.tags)} for rank, hit in enumerate(hits, 1)]
 
 
@@ -118,33 +112,30 @@ def fingerprint(run: Path) -> str:
     raise UsageError(f"{run} holds no finished run (no final/model.safetensors)")
 
 
-def _files(root: Path) -> dict[str, tuple[str, str]]:
-    """Stamp and the reason not to use it ("": none) of every file by relative name, in natural order."""
-    found = {}
-    for folder, folders, names in os.walk(root):
-        links = [name for name in folders if (Path(folder) / name).is_symlink()]
-        for path in (Path(folder) / name for name in names + links):
-            found[path.relative_to(root).as_posix()] = _look(path, root)
-    return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
-
-
-def _look(path: Path, root: Path) -> tuple[str, str]:
-    if any(path.match(pattern) for pattern in _DEBRIS):
-        return "", "left by a file manager"
-    if path.is_symlink() and (path.is_dir() or not path.resolve().is_relative_to(root.resolve())):
-        return "", "a link to a folder" if path.is_dir() else "a link out of the folder"
-    if path.suffix.lower() not in SUFFIXES:
-        return "", f"not one of {', '.join(suffix[1:] for suffix in SUFFIXES)}"
+def _stamp(scan: Scan, name: str) -> str:
+    """Size and time of a file; "" for one that is dropped because it cannot be asked, or named in a text column."""
     try:
-        path.name.encode()
-        stat = path.stat()
+        name.encode()
+        stat = (scan.root / name).stat()
     except (OSError, UnicodeEncodeError) as error:
-        return "", getattr(error, "strerror", None) or "its name is not UTF-8"
-    return f"{stat.st_size}-{stat.st_mtime_ns}", ""
+        scan.drop(name, getattr(error, "strerror", None) or "its name is not UTF-8")
+        return ""
+    return f"{stat.st_size}-{stat.st_mtime_ns}"
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+def _embed(embedder: Any, scan: Scan, names: list[str]) -> tuple[list[str], Any]:
+    """Names and vectors of those images that can be read; the others are dropped with the reason."""
+    while names:
+        try:
+            return names, embedder.embed([scan.root / name for name in names], batch=len(names))
+        except DataError:
+            problems = inspect(scan.root, names, cache=False).problems
+            if not problems:
+                raise
+            for name, reason in problems.items():
+                scan.drop(name, reason)
+            names = [name for name in names if name not in problems]
+    return [], None
 
 
 def _number(pattern: str, first: int) -> Callable[[str], int | None]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
+from torch import nn
 
 from sextet.core.files import read_json
 from sextet.core.run import Run
@@ -22,14 +23,26 @@ from sextet.core.seeding import numpy_rng
 from sextet.core.stats import bootstrap_interval, paired_difference
 from sextet.core.workers import Workers
 from sextet.reid.data import ReIDData, load_data
-from sextet.reid.evaluate import evaluate_network
+from sextet.reid.evaluate import evaluate_network, extract
 from sextet.reid.model import build_model
 from sextet.reid.settings import METHODS, Config
 from sextet.reid.tables import score
 from sextet.report.build import save_figure, save_table
 
-SLOWEST = ("rmgl", "rmgl_uniform", "mgn", "mgn_globals", "wide", "pcb", "bot", "global")  # so that workers end together
+SLOWEST = (
+    "rmgl",
+    "rmgl_uniform",
+    "rmgl_unshifted",
+    "mgn",
+    "mgn_globals",
+    "wide",
+    "pcb",
+    "bot",
+    "global",
+)  # so that workers end together
 COLUMNS = ("mAP", "rank-1", "mINP", "mAP, re-ranked")
+OTHER = "mAP, other cameras"
+OTHER_SEED = 1000  # added to a seed for people and cameras that no training of the comparison has seen
 
 
 def compare(config: Config, run: Run) -> None:
@@ -56,6 +69,8 @@ def compare(config: Config, run: Run) -> None:
         shutil.copytree(
             part_of(run.directory, method, seeds[0]) / "final", run.directory / "models" / method, dirs_exist_ok=True
         )
+    for file in (part_of(run.directory, config.shown, seeds[0]) / "artifacts").glob("20-rankings.*"):
+        shutil.copy(file, run.artifact(file.name))
     run.say(f"look at its rankings in the browser: sextet serve {run.directory}")
     run.finish(summary, load_file(run.directory / "models" / config.shown / "model.safetensors"))
 
@@ -89,7 +104,7 @@ class Trainer:
 
     def work(self, name: str, seed: int) -> str:
         """Trains and tests one network, or goes on with it; returns a line for people."""
-        from sextet.reid.train import fit, train_trunk, trunk_weights
+        from sextet.reid.train import adapt, fit, train_trunk, trunk_weights
 
         method = {"trunk": "global", "trunk-wide": "wide", "untrained": "mgn"}.get(name, name)
         config = replace(self.config, method=method, seed=seed, workers="inline", track="")  # type: ignore[arg-type]
@@ -106,11 +121,41 @@ class Trainer:
                 trunk = trunk_weights(part_of(self.directory, "trunk-wide" if name == "wide" else "trunk", seed))
             network = build_model(method, config.model, len(data.classes), trunk=trunk, rng=part.rng("init").torch)
             if name != "untrained":
-                fit(config, part, network, data)
-            scores = evaluate_network(config, part, network, data)
+                fit(adapt(config), part, network, data)
+            scores = evaluate_network(config, part, network, data) | elsewhere(config, network)
+            if name in ("mgn", "rmgl"):
+                scores |= by_branch(config, network, data)
             size = sum(parameter.numel() for parameter in network.parameters())
             part.finish({**scores, "parameters": size}, network.state_dict())
             return f"{METHODS.get(name, name)}, seed {seed}: mAP {scores['mAP']['mean']:.1f} %"
+
+
+def elsewhere(config: Config, network: nn.Module) -> dict[str, float]:
+    """Scores a network on people and cameras of another seed, where the data is drawn."""
+    if config.data.format != "synthetic":
+        return {}
+    data = load_data(config.data, config.size, seed=config.seed + OTHER_SEED)
+    return {OTHER: mean_ap(config, network, data)}
+
+
+def by_branch(config: Config, network: nn.Module, data: ReIDData) -> dict[str, float]:
+    """Scores the features of each branch alone ("Branch" in MGN's ablation)."""
+    scores = {}
+    for branch in config.model.branches.split(","):
+        if config.method == "rmgl" and branch == "1":
+            continue
+        alone = build_model(config.method, replace(config.model, test_branch=branch), len(data.classes))
+        alone.load_state_dict(network.state_dict())
+        scores[f"mAP, branch {branch}"] = mean_ap(config, alone, data)
+    return scores
+
+
+def mean_ap(config: Config, network: nn.Module, data: ReIDData) -> float:
+    """mAP in percent without re-ranking."""
+    settings = config.evaluation
+    query, gallery = (extract(network, split.images, flip=settings.flip) for split in (data.query, data.gallery))
+    config = replace(config, evaluation=replace(settings, rerank=False))
+    return number(score(config, None, data, query, gallery)["mAP"])
 
 
 def write_tables(config: Config, run: Run, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -138,6 +183,7 @@ def write_tables(config: Config, run: Run, results: Mapping[str, Sequence[Mappin
         "data is synthetic. Differences are paired by seed. All methods start from the same trunk but the wide one, "
         "which has its own, and train equally long. Parameters include the classifiers of the training people.",
     )
+    write_details(run, results)
     figure = Figure(figsize=(7, 0.45 * len(rows) + 0.8), layout="constrained")
     axes = figure.add_subplot()
     for place, row in enumerate(reversed(rows)):
@@ -147,6 +193,39 @@ def write_tables(config: Config, run: Run, results: Mapping[str, Sequence[Mappin
     axes.set(yticks=range(len(rows)), yticklabels=[row[0] for row in reversed(rows)], xlabel="mAP (%)", xlim=(0, 100))
     save_figure(run.artifact("01-comparison"), figure, title="mAP of every seed, and the mean")
     return summary
+
+
+def write_details(run: Run, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Writes the tables of scores on other cameras and of single branches, where there are any."""
+
+    def over_seeds(method: str, name: str) -> Any:
+        return bootstrap_interval([number(one[name]) for one in results[method]])
+
+    rows = []
+    for method, each in results.items():
+        if OTHER in each[0]:
+            change = bootstrap_interval([number(one[OTHER]) - number(one["mAP"]) for one in each])
+            rows.append([METHODS.get(method, method), over_seeds(method, "mAP"), over_seeds(method, OTHER), change])
+    if rows:
+        save_table(
+            run.artifact("02-other-cameras"),
+            title="On people and cameras of another seed (mAP, %)",
+            columns=["method", "own cameras", "other cameras", "change"],
+            rows=rows,
+        )
+    branches = [
+        [METHODS[method], name.removeprefix("mAP, "), over_seeds(method, name)]
+        for method, each in results.items()
+        for name in each[0]
+        if name.startswith("mAP, branch") or (name == "mAP" and method in ("mgn", "rmgl"))
+    ]
+    if branches:
+        save_table(
+            run.artifact("03-branches"),
+            title="Features of one branch of the trained network (mAP, %)",
+            columns=["method", "features", "mAP"],
+            rows=[[method, "all" if name == "mAP" else name, value] for method, name, value in branches],
+        )
 
 
 def number(value: Any) -> float:

@@ -41,7 +41,7 @@ def fast() -> Config:
     return Config(
         model=ModelConfig(feature_size=128),
         loss=LossConfig(normalise=True, ramp_start=0.1, ramp_end=0.5),
-        optim=OptimConfig(epochs=12, learning_rate=2e-3, warmup=1, trunk_epochs=16),
+        optim=OptimConfig(epochs=12, learning_rate=2e-3, warmup=1, trunk_epochs=12),
         augment=AugmentConfig(shift=0.5, erase=0.5),
     )
 
@@ -100,6 +100,28 @@ def strong() -> Config:
     )  # fmt: skip
 
 
+def compare() -> Config:
+    """Global, width-matched, PCB, MGN and RMGL over 5 seeds on the synthetic benchmark: COMPARETIME on two cores."""
+    return replace(fast(), method="compare", workers="process:2")
+
+
+def quick() -> Config:
+    """The small comparison, untrained, global and MGN: 4 minutes on two cores, 2 GB."""
+    base = fast()
+    return replace(
+        base, method="compare", methods="global,mgn", num_seeds=2, workers="process:2",
+        optim=replace(base.optim, epochs=6, trunk_epochs=6),
+    )  # fmt: skip
+
+
+def rmgl_compare() -> Config:
+    """What balanced bands and random shifting do where people are misaligned, 3 seeds: RMGLTIME on two cores."""
+    return replace(
+        fast(), method="compare", methods="global,mgn,rmgl_uniform,rmgl_unshifted,rmgl", num_seeds=3, workers="process:2",
+        data=DataConfig(variant="misaligned"),
+    )  # fmt: skip
+
+
 def rmgl_fast() -> Config:
     """RMGL on the synthetic benchmark from one trunk: minutes on one core, 1 GB."""
     return replace(fast(), method="rmgl")
@@ -126,6 +148,8 @@ def rmgl_paper() -> Config:
 
 
 MGN_PRESETS: dict[str, Callable[[], Config]] = {
-    "fast": fast, "smoke": smoke, "paper": paper, "long": long, "strong": strong,
+    "fast": fast, "quick": quick, "compare": compare, "smoke": smoke, "paper": paper, "long": long, "strong": strong,
 }  # fmt: skip
-RMGL_PRESETS: dict[str, Callable[[], Config]] = {"fast": rmgl_fast, "smoke": rmgl_smoke, "paper": rmgl_paper}
+RMGL_PRESETS: dict[str, Callable[[], Config]] = {
+    "fast": rmgl_fast, "compare": rmgl_compare, "smoke": rmgl_smoke, "paper": rmgl_paper,
+}  # fmt: skip

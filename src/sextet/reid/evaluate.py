@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from sextet.core.config import from_dict
 from sextet.core.device import World
-from sextet.core.errors import DataError
+from sextet.core.errors import DataError, UsageError
 from sextet.core.files import read_json
 from sextet.core.run import Run
 from sextet.reid.augment import normalise
@@ -38,15 +39,10 @@ def extract(
     rank, size = (world.rank, world.size) if world is not None else (0, 1)
     network.eval()
     place = next(network.parameters()).device
-    features: Tensor | None = None
+    features = torch.zeros(len(images), int(network.feature_size))  # type: ignore[arg-type]
     for number in range(rank, math.ceil(len(images) / batch), size):
         rows = range(number * batch, min((number + 1) * batch, len(images)))
-        found = embed(network, images.read(rows).to(place), flip=flip).cpu()
-        if features is None:
-            features = torch.zeros(len(images), found.shape[1])
-        features[rows.start : rows.stop] = found
-    if features is None:
-        features = torch.zeros(len(images), int(network.feature_size))  # type: ignore[arg-type]
+        features[rows.start : rows.stop] = embed(network, images.read(rows).to(place), flip=flip)
     if size > 1:
         from torch import distributed
 
@@ -72,18 +68,31 @@ def evaluate_network(
     """Tests a network on the query and gallery images; every rank must call it.
 
     Returns:
-        mAP, rank-1 and so on in percent, the first two with a 95 % interval over queries; empty but on rank 0.
-        With `tables`, the run's report gets the tables and a picture of rankings.
+        mAP, rank-1 and so on in percent, the first two with a 95 % interval over queries; ranks other than 0 get only
+        the means of these two.
+        With `tables`, the run's report gets the tables and a picture of rankings, and re-ranking is tested too.
     """
     from sextet.reid import tables as report
 
-    settings, splits = config.evaluation, [data.query, data.gallery]
+    settings, splits, world = config.evaluation, [data.query, data.gallery], run.world
+    if world.size > 1:
+        from torch import distributed
+
+        for buffer in network.buffers():  # each rank's normalisations have seen other images
+            distributed.broadcast(buffer, 0)
     query, gallery = (
-        extract(network, split.images, flip=settings.flip, batch=settings.batch, world=run.world) for split in splits
+        extract(network, split.images, flip=settings.flip, batch=settings.batch, world=world) for split in splits
     )
-    if not run.world.is_main:
-        return {"mAP": {"mean": math.nan}, "rank-1": {"mean": math.nan}}
-    return report.score(config, run if tables else None, data, query, gallery)
+    scores: dict[str, Any] = {}
+    if world.is_main:
+        scores = report.score(config, run if tables else None, data, query, gallery, quick=not tables)
+    if world.size > 1:
+        names = ("mAP", "rank-1")
+        means = torch.tensor([scores[name]["mean"] if world.is_main else 0.0 for name in names], dtype=torch.float64)
+        means = means.to(next(network.parameters()).device)
+        distributed.broadcast(means, 0)
+        scores = scores or {name: {"mean": float(mean)} for name, mean in zip(names, means, strict=True)}
+    return scores
 
 
 def evaluate(config: Config, directory: Path) -> dict[str, Any]:
@@ -120,11 +129,11 @@ class Embedder:
         """Returns a vector of length 1 for each image, (N, feature_size); their dot products are cosines.
 
         Args:
-            images: Paths, Pillow images, or a uint8 tensor (N, 3, H, W) of the network's size.
+            images: Paths, Pillow images, or a uint8 tensor (N, 3, H, W); resized to the network's size.
             batch: Images at once.
 
         Raises:
-            DataError: An image cannot be read.
+            DataError: An image cannot be read. UsageError: A tensor of another type or shape.
         """
         chunks = [
             embed(self.network, self.pixels(images[start : start + batch]), flip=self.config.evaluation.flip)
@@ -141,7 +150,10 @@ class Embedder:
     def pixels(self, images: Sequence[Any] | Tensor) -> Tensor:
         """Paths, Pillow images or a tensor -> uint8 (N, 3, H, W) of the network's size."""
         if isinstance(images, Tensor):
-            return images
+            if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+                kind = f"{images.dtype} of shape {tuple(images.shape)}".removeprefix("torch.")
+                raise UsageError(f"images as a tensor are uint8 (N, 3, H, W), not {kind}")
+            return resized(images, self.size)
         rows = []
         for image in images:
             if isinstance(image, (str, Path)):
@@ -154,7 +166,7 @@ class Embedder:
 
 
 def load(folder: Path) -> Embedder:
-    """Returns the network of a run's `final` folder; its classifiers are left out, as testing needs none.
+    """Returns the network of a run's `final` folder, whatever the number of people it was trained with.
 
     Raises:
         UsageError: No run's final folder. DataError: The weights do not fit the settings.
@@ -163,7 +175,7 @@ def load(folder: Path) -> Embedder:
     config = from_dict(Config, record["config"], source=str(folder / "config.json"))
     weights = load_file(folder / "model.safetensors")
     people = next((len(value) for name, value in weights.items() if "classifier" in name), 2)
-    network = build_model(config.shown, config.model, people)
+    network = build_model(config.shown, replace(config.model, weights=""), people)
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:

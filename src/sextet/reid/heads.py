@@ -40,6 +40,12 @@ class Pool(nn.Module):
         Raises:
             UsageError: The stripes do not divide H, and must.
         """
+        if self.exponent is None:
+            return self.pooled(x)
+        return self.pooled(x.clamp_min(1e-6) ** self.exponent) ** (1 / self.exponent)
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """Maximum or mean of each stripe, (B, C, H, W) -> (B, C, n); stripes of unequal height share rows."""
         height = x.shape[2]
         if height % self.stripes:
             if self.strict:
@@ -47,21 +53,11 @@ class Pool(nn.Module):
                     f"a feature map of {height} rows has no {self.stripes} equal stripes: choose a height_px whose map "
                     "they divide (a multiple of 6 rows for 2 and 3), or --model.no-strict-stripes"
                 )
-            if self.exponent is None:
-                return self._uneven(x)
-            return self._uneven(x.clamp_min(1e-6) ** self.exponent) ** (1 / self.exponent)
+            pool = functional.adaptive_max_pool2d if self.kind == "max" else functional.adaptive_avg_pool2d
+            return pool(x, (self.stripes, 1)).squeeze(3)
         stripes: Tensor = x.permute(0, 2, 3, 1).unflatten(1, (self.stripes, -1))  # (B, n, H / n, W, C)
-        if self.kind == "max":
-            pooled = stripes.amax((2, 3))
-        elif self.exponent is None:
-            pooled = stripes.mean((2, 3))
-        else:
-            pooled = (stripes.clamp_min(1e-6) ** self.exponent).mean((2, 3)) ** (1 / self.exponent)
+        pooled = stripes.amax((2, 3)) if self.kind == "max" else stripes.mean((2, 3))
         return pooled.transpose(1, 2)
-
-    def _uneven(self, x: Tensor) -> Tensor:
-        pool = functional.adaptive_max_pool2d if self.kind == "max" else functional.adaptive_avg_pool2d
-        return pool(x, (self.stripes, 1)).squeeze(3)
 
 
 class Reduction(nn.Module):

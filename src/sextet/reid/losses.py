@@ -107,17 +107,13 @@ def total_loss(
     Returns:
         The loss and its parts, for the log.
     """
-    if cosine:
-        losses = [
-            circle_softmax(
-                logits, labels, scale=config.circle_scale, margin=config.circle_margin, smoothing=config.smoothing
-            )
-            for logits in outputs.logits
-        ]
-    else:
-        losses = [
-            functional.cross_entropy(logits, labels, label_smoothing=config.smoothing) for logits in outputs.logits
-        ]
+    scale, margin, smoothing = config.circle_scale, config.circle_margin, config.smoothing
+    losses = [
+        circle_softmax(logits, labels, scale=scale, margin=margin, smoothing=smoothing)
+        if cosine
+        else functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+        for logits in map(exact, outputs.logits)
+    ]
     softmax = torch.stack(losses).mean()
     loss, parts = config.softmax * softmax, {"softmax_loss": softmax.detach()}
     features = chosen_features(outputs, config.features)
@@ -125,16 +121,23 @@ def total_loss(
         everyone, anchors = shares.labels(labels)
         terms = []
         for feature in features:
+            feature = exact(feature)
             feature = shares.gather(functional.normalize(feature) if config.normalise else feature)
             if config.kind == "circle":
                 terms.append(circle_loss(feature, everyone))
             else:
-                margin = config.margin if config.kind == "triplet" else None
-                terms.append(batch_hard(feature, everyone, margin, anchors))
+                terms.append(
+                    batch_hard(feature, everyone, config.margin if config.kind == "triplet" else None, anchors)
+                )
         metric = torch.stack(terms).mean()
         loss = loss + metric_weight * config.metric * metric
         parts["metric_loss"] = metric.detach()
     return loss, parts
+
+
+def exact(x: Tensor) -> Tensor:
+    """In float32 at least: differences of distances and of logits are lost in 16 bits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def chosen_features(outputs: Outputs, which: str) -> list[Tensor]:

@@ -30,16 +30,18 @@ __all__ = [
     "true_positive_rates",
 ]
 
+DEFAULT = Protocol()
+Distances = NDArray[Any] | Blocks
+Rates = Sequence[float]
 
-def evaluate_distances(
-    distances: NDArray[Any] | Blocks, query: Labels, gallery: Labels, protocol: Protocol | None = None
-) -> Scores:
+
+def evaluate_distances(distances: Distances, query: Labels, gallery: Labels, protocol: Protocol = DEFAULT) -> Scores:
     """Returns the scores of the ranking by `distances` (Q, G).
 
     Raises DataError for a distance that is not finite, naming the first query, and UsageError for shapes that do not
     fit, for unknown cameras with same_camera "exclude", and if no query has a match.
     """
-    ranking = Ranking(query, gallery, protocol or Protocol())
+    ranking = Ranking(query, gallery, protocol)
     for start, block in _checked(distances, query, gallery):
         ranking.add(start, block)
     ranking.require_matches()
@@ -51,7 +53,7 @@ def evaluate_features(
     gallery: NDArray[Any],
     query_labels: Labels,
     gallery_labels: Labels,
-    protocol: Protocol | None = None,
+    protocol: Protocol = DEFAULT,
     *,
     metric: Metric = "cosine",
     chunk: int | None = None,
@@ -65,7 +67,7 @@ def evaluate_features(
     return evaluate_distances(blocks, query_labels, gallery_labels, protocol)
 
 
-def _checked(distances: NDArray[Any] | Blocks, query: Labels, gallery: Labels) -> Iterator[tuple[int, NDArray[Any]]]:
+def _checked(distances: Distances, query: Labels, gallery: Labels) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yields blocks of whole rows as float32 or float64; UsageError if they do not fit the labels."""
     num_query, num_gallery = len(query), len(gallery)
     if not num_query or not num_gallery:
@@ -83,7 +85,7 @@ def _checked(distances: NDArray[Any] | Blocks, query: Labels, gallery: Labels) -
         raise UsageError(f"distances of {done} queries do not fit the labels of {num_query}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CameraPair:
     """Scores of the queries of one camera among the gallery images of another; `queries` counts the valid ones."""
 
@@ -95,13 +97,12 @@ class CameraPair:
 
 
 def camera_pairs(
-    distances: NDArray[Any] | Blocks, query: Labels, gallery: Labels, protocol: Protocol | None = None
+    distances: Distances, query: Labels, gallery: Labels, protocol: Protocol = DEFAULT
 ) -> list[CameraPair]:
     """Returns scores by query camera and gallery camera, without pairs that have no valid query.
 
     Raises what `evaluate_distances` raises for distances and cameras.
     """
-    protocol = protocol or Protocol()
     columns = {int(camera): np.flatnonzero(gallery.cameras == camera) for camera in np.unique(gallery.cameras)}
     rankings = {
         camera: Ranking(query, Labels(ids=gallery.ids[at], cameras=gallery.cameras[at]), protocol)
@@ -115,25 +116,18 @@ def camera_pairs(
         scores = ranking.scores()
         for query_camera in np.unique(query.cameras[scores.first_match > 0]):
             at = (query.cameras == query_camera) & (scores.first_match > 0)
-            pairs.append(
-                CameraPair(
-                    query_camera=int(query_camera),
-                    gallery_camera=gallery_camera,
-                    mean_ap=float(scores.ap[at].mean()),
-                    rank1=float(scores.top1[at].mean()),
-                    queries=int(at.sum()),
-                )
-            )
+            means = float(scores.ap[at].mean()), float(scores.top1[at].mean())
+            pairs.append(CameraPair(int(query_camera), gallery_camera, *means, int(at.sum())))
     return sorted(pairs, key=lambda pair: (pair.query_camera, pair.gallery_camera))
 
 
 def true_positive_rates(
-    distances: NDArray[Any] | Blocks,
+    distances: Distances,
     query: Labels,
     gallery: Labels,
-    protocol: Protocol | None = None,
+    protocol: Protocol = DEFAULT,
     *,
-    rates: Sequence[float] = (1e-4, 1e-3, 1e-2),
+    rates: Rates = (1e-4, 1e-3, 1e-2),
 ) -> dict[float, float]:
     """Returns the points of the ROC curve at the given false positive rates, over pairs of all queries.
 
@@ -142,7 +136,7 @@ def true_positive_rates(
     """
     if not all(0 <= rate < 1 for rate in rates) or not rates:
         raise UsageError(f"false positive rates must lie in [0, 1), not {tuple(rates)}")
-    ranking = Ranking(query, gallery, protocol or Protocol())
+    ranking = Ranking(query, gallery, protocol)
     own = [ranking.own(number) for number in range(len(query))]
     others = len(query) * len(ranking.by_id) - sum(len(matches) + len(left_out) for matches, left_out in own)
     accepted = [math.floor(rate * others + 1e-9) for rate in rates]
@@ -166,10 +160,10 @@ def true_positive_rates(
 
 
 def single_gallery_shot(
-    distances: NDArray[Any] | Blocks,
+    distances: Distances,
     query: Labels,
     gallery: Labels,
-    protocol: Protocol | None = None,
+    protocol: Protocol = DEFAULT,
     *,
     repeats: int = 10,
     seed: int = 0,
@@ -179,7 +173,6 @@ def single_gallery_shot(
     Each query meets one random image of every person, `repeats` times; ties follow the protocol. Raises what
     `evaluate_distances` raises.
     """
-    protocol = protocol or Protocol()
     ranking = Ranking(query, gallery, protocol)
     ids, first, count = np.unique(gallery.ids[ranking.by_id], return_index=True, return_counts=True)
     places = np.arange(1, protocol.max_rank + 1)

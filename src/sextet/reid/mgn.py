@@ -40,7 +40,7 @@ class Branch(nn.Module):
         self.stripe_pool = Pool(config.pool, stripes, strict=config.strict_stripes) if stripes > 1 else None
         count = 1 + (stripes if stripes > 1 else 0)
         self.reductions = nn.ModuleList(Reduction(channels, features, config.neck) for _ in range(count))
-        self.full = config.classify == "full"
+        self.full = config.full
         widths = [channels if self.full else features] + [features] * (count - 1)
         self.classifiers = nn.ModuleList(Classifier(width, people, config.classifier) for width in widths)
 

@@ -16,6 +16,7 @@ from scipy import sparse
 from sextet.core.errors import DataError, UsageError
 from sextet.reid.distances import squared_lengths
 
+Array = NDArray[Any]
 Floats = NDArray[np.float32]
 MAX_BYTES = 1 << 29
 PAIRS = 1 << 15  # pairs of features that are compared at once
@@ -26,17 +27,11 @@ class _Squares(NamedTuple):
 
     size: int
     rows: Callable[[int, int], Floats]
-    pairs: Callable[[NDArray[Any], NDArray[Any]], Floats]
+    pairs: Callable[[Array, Array], Floats]
 
 
 def rerank(
-    query: NDArray[Any],
-    gallery: NDArray[Any],
-    *,
-    k1: int = 20,
-    k2: int = 6,
-    weight: float = 0.3,
-    max_bytes: int = MAX_BYTES,
+    query: Array, gallery: Array, *, k1: int = 20, k2: int = 6, weight: float = 0.3, max_bytes: int = MAX_BYTES
 ) -> Floats:
     """Returns re-ranked distances (Q, G) of features (Q, D) and (G, D), which are compared by Euclidean distance.
 
@@ -57,13 +52,7 @@ def rerank(
 
 
 def rerank_blocks(
-    query: NDArray[Any],
-    gallery: NDArray[Any],
-    *,
-    k1: int = 20,
-    k2: int = 6,
-    weight: float = 0.3,
-    max_bytes: int = MAX_BYTES,
+    query: Array, gallery: Array, *, k1: int = 20, k2: int = 6, weight: float = 0.3, max_bytes: int = MAX_BYTES
 ) -> Iterator[tuple[int, Floats]]:
     """Yields what `rerank` returns in blocks of queries, which `evaluate_distances` takes."""
     lengths = np.concatenate((squared_lengths(query, "query"), squared_lengths(gallery, "gallery")))
@@ -76,7 +65,7 @@ def rerank_blocks(
         block[np.arange(stop - start), np.arange(start, stop)] = 0
         return np.maximum(block, 0, out=block)
 
-    def pairs(left: NDArray[Any], right: NDArray[Any]) -> Floats:
+    def pairs(left: Array, right: Array) -> Floats:
         found = np.empty(len(left), np.float32)
         for place in range(0, len(left), PAIRS):
             some = slice(place, place + PAIRS)
@@ -88,14 +77,7 @@ def rerank_blocks(
 
 
 def rerank_distances(
-    query_gallery: NDArray[Any],
-    query_query: NDArray[Any],
-    gallery_gallery: NDArray[Any],
-    *,
-    k1: int = 20,
-    k2: int = 6,
-    weight: float = 0.3,
-    max_bytes: int = MAX_BYTES,
+    query_gallery: Array, query_query: Array, gallery_gallery: Array, *, k1: int = 20, k2: int = 6, weight: float = 0.3
 ) -> Floats:
     """Returns re-ranked distances (Q, G) from Euclidean ones of shapes (Q, G), (Q, Q) and (G, G), which are copied.
 
@@ -112,10 +94,7 @@ def rerank_distances(
     if not np.isfinite(whole).all():
         raise DataError(f"distances of image {np.isfinite(whole).all(axis=1).argmin()}, queries first, are not finite")
     squares = _Squares(len(whole), lambda start, stop: whole[start:stop], lambda left, right: whole[left, right])
-    result = np.empty(query_gallery.shape, np.float32)
-    for start, block in _rerank(squares, num_query, k1, k2, weight, max_bytes):
-        result[start : start + len(block)] = block
-    return result
+    return np.concatenate([block for _, block in _rerank(squares, num_query, k1, k2, weight, MAX_BYTES)])
 
 
 def _rerank(

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from sextet.core.config import require
 from sextet.core.errors import UsageError
 from sextet.reid.heads import Classifier, Outputs, Pool, Reduction, even_cuts, feature_part, names_of
 from sextet.reid.resnet import Stages, without_stride
@@ -48,7 +49,8 @@ def balanced_bands(x: Tensor, bands: int) -> Tensor:
 
 def _position(x: Tensor, bands: int) -> Tensor:
     rows = x.detach().amax(3).argmax(2)
-    votes = x.new_zeros(x.shape[0], x.shape[2]).scatter_add_(1, rows, x.new_ones(()).expand(rows.shape))
+    ones = torch.ones((), device=x.device)  # float32: 16 bits do not count beyond 256
+    votes = ones.new_zeros(x.shape[0], x.shape[2]).scatter_add_(1, rows, ones.expand(rows.shape))
     position: Tensor = bands * (votes.cumsum(1) - votes / 2) / x.shape[1]
     return position
 
@@ -78,6 +80,14 @@ def pool_bands(x: Tensor, bands: int, kind: str) -> Tensor:
     return torch.einsum("bch,bnh->bcn", x.mean(3), share / share.sum(2, keepdim=True))
 
 
+class BalancedPool(Pool):
+    """Pools into bands that hold equal shares of activation."""
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, n)."""
+        return pool_bands(x, self.stripes, self.kind)
+
+
 def cut_rows(bands: Tensor, count: int) -> Tensor:
     """Bands of rows (B, H) -> the rows between them as shares of the height, (B, n + 1), from 0 to 1."""
     below = bands[:, None] < torch.arange(count + 1, device=bands.device)[:, None]
@@ -104,7 +114,7 @@ def _separate_norms(module: nn.Module) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(module, name, BandNorm(child))
-        else:
+        elif not isinstance(child, BandNorm):  # branches that share their weights come here again
             _separate_norms(child)
 
 
@@ -115,7 +125,8 @@ class Branch(nn.Module):
         super().__init__()
         self.stages = stages
         self.bands, self.balanced, self.cut = bands, config.bands == "abp", CUTS.index(config.cut)
-        self.pool, self.stripes = Pool(config.pool, 1), Pool(config.pool, bands, strict=config.strict_stripes)
+        self.pool = Pool(config.pool, 1)
+        self.stripes = (BalancedPool if self.balanced else Pool)(config.pool, bands, strict=config.strict_stripes)
         self.joint, size = config.head == "joint", config.feature_size
         count = 1 + bands
         widths = [(channels * count, size * count)] if self.joint else [(channels, size)] * count
@@ -124,11 +135,11 @@ class Branch(nn.Module):
         if config.band_bn == "separate":
             _separate_norms(self.stages)
 
-    def _run(self, x: Tensor, start: int, stop: int, *, of_bands: bool) -> Tensor:
+    def _run(self, x: Tensor, part: slice, *, of_bands: bool) -> Tensor:
         for module in self.stages.modules():
             if isinstance(module, BandNorm):
                 module.of_bands = of_bands
-        for stage in self.stages[start:stop]:
+        for stage in self.stages[part]:
             x = stage(x)
         return x
 
@@ -139,22 +150,26 @@ class Branch(nn.Module):
             x: The map after res2.
             banded: The same for images cut at the input, whose bands went through the trunk apart.
         """
-        whole = self._run(x, 0, len(self.stages), of_bands=False)
+        first = max(self.cut - 1, 0)  # stage after the cut; both paths share those before
+        before = self._run(x, slice(first), of_bands=False)
+        whole = self._run(before, slice(first, None), of_bands=False)
         if self.cut == len(CUTS) - 1:
             return whole, whole
         if banded is None:
-            start = self.cut - 1
-            before = self._run(x, 0, start, of_bands=False) if start else x
             banded = split_bands(before, self.bands)
-        else:
-            start = 0
-        return whole, join_bands(self._run(banded, start, len(self.stages), of_bands=True), self.bands)
+        local = join_bands(self._run(banded, slice(first, None), of_bands=True), self.bands)
+        if local.shape != whole.shape and self.stripes.strict:
+            raise UsageError(
+                f"{self.bands} bands have {local.shape[2]} rows together on the last map, the whole image "
+                f"{whole.shape[2]}: choose a height_px that is a multiple of {16 * self.bands}, or "
+                "--model.no-strict-stripes"
+            )
+        return whole, local
 
     def vectors(self, x: Tensor, banded: Tensor | None) -> list[Tensor]:
         """Returns the pooled vectors of the whole and of each band, (B, C) each."""
         whole, local = self.maps(x, banded)
-        pooled = pool_bands(local, self.bands, self.pool.kind) if self.balanced else self.stripes(local)
-        vectors = [self.pool(whole).squeeze(2), *pooled.unbind(2)]
+        vectors = [self.pool(whole).squeeze(2), *self.stripes(local).unbind(2)]
         return [torch.cat(vectors, 1)] if self.joint else vectors
 
     def forward(self, x: Tensor, banded: Tensor | None) -> list[tuple[Tensor, Tensor]]:
@@ -194,12 +209,15 @@ class RMGL(nn.Module):
         config: Settings: branches, cut, bands, head.
 
     Raises:
-        UsageError: In use: the bands do not divide the map that is cut.
+        UsageError: No branch has bands, or the tested one has none. In use: the bands do not divide the map that is
+            cut, or lose their places on the last map.
     """
 
     def __init__(self, stages: Stages, people: int, config: ModelConfig) -> None:
         super().__init__()
         counts = [stripes for stripes in config.stripes if stripes > 1]
+        require(bool(counts), "branches", config.branches, "with 2 or more bands somewhere: RMGL leaves out 1")
+        require(config.test_branch != "1", "test_branch", "1", "a branch with bands: RMGL leaves out 1")
         self.shared = stages.res2
         res4 = nn.Sequential(stages.res4_first, stages.res4_rest)
         rest = nn.ModuleList([stages.res3, res4, without_stride(stages.res5)])

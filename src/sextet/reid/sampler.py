@@ -15,7 +15,7 @@ class PeopleSampler:
     An epoch of "images" covers nearly every image once: the images of each person are shuffled and dealt in groups of
     K, and people with most groups left go first, until fewer than P people have any. An epoch of "ids" takes K images
     of every person once; its last batch is filled up with people from its beginning.
-    A person with fewer than K images gives all of them and repeats some at random.
+    A person's last group is filled up with images of the others; only one with fewer than K images repeats some.
 
     Args:
         labels: (N,) a label of each image.
@@ -71,10 +71,6 @@ class PeopleSampler:
         return batches
 
     def _draw(self, rng: np.random.Generator, person: int) -> NDArray[np.int64]:
-        """All images of a person in random order, then some again up to a multiple of K."""
+        """All images of a person in random order, then the first ones again up to a multiple of K."""
         images = rng.permutation(self.groups[person])
-        missing = -len(images) % self.images
-        if not missing:
-            return images
-        again = rng.choice(images, missing, replace=missing > len(images))
-        return np.concatenate((images, again))
+        return np.resize(images, len(images) + -len(images) % self.images)

@@ -20,6 +20,7 @@ METHODS = {
     "mgn_globals": "MGN without stripes",
     "rmgl": "RMGL",
     "rmgl_uniform": "RMGL, uniform stripes",
+    "rmgl_unshifted": "RMGL, no random shifting",
 }
 """Methods and how tables call them."""
 
@@ -47,7 +48,8 @@ class ModelConfig:
     test_branch: str = ""
     """Test with the features of this one branch of several ("Branch" in MGN's ablation); empty: with all."""
     classify: Literal["full", "reduced"] = "full"
-    """MGN: classify global features before or after the reduction (MGN: full; several replications: reduced)."""
+    """Classify global features before or after the reduction (MGN: full; several replications: reduced); with the
+    neck "bn" always after it."""
     pool: Literal["max", "avg", "gem"] = "max"
     """Pooling over whole maps and stripes (MGN: max; fast-reid: gem)."""
     neck: Literal["relu", "bn"] = "relu"
@@ -71,6 +73,11 @@ class ModelConfig:
     def stripes(self) -> tuple[int, ...]:
         """The number of stripes of each branch."""
         return tuple(int(part) for part in self.branches.split(","))
+
+    @property
+    def full(self) -> bool:
+        """Whether global features are classified before their reduction."""
+        return self.classify == "full" and self.neck == "relu"
 
     def __post_init__(self) -> None:
         """Checks sizes and the list of branches."""
@@ -107,6 +114,12 @@ class LossConfig:
     """Share of the training before which the metric loss has no weight."""
     ramp_end: float = 0.0
     """Share of the training from which it has all of it; between them it grows linearly."""
+
+    def __post_init__(self) -> None:
+        """Checks the ramp."""
+        require(
+            0 <= self.ramp_start <= self.ramp_end <= 1, "ramp_end", self.ramp_end, "from ramp_start (0 or more) to 1"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +169,8 @@ class OptimConfig:
         require(self.images >= 2, "images", self.images, "2 or more: triplets need another image of the person")
         require(self.epochs > 0, "epochs", self.epochs, "above 0")
         parts = self.milestones.split(",")
-        require(all(part.replace(".", "").isdigit() for part in parts), "milestones", self.milestones, "like 40,60")
+        known = all(part.replace(".", "", 1).isdigit() for part in parts)
+        require(known, "milestones", self.milestones, "like 40,60")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +254,9 @@ class Config(RunConfig):
 
     changeable: ClassVar[frozenset[str]] = RunConfig.changeable | {"data.readers"}
 
-    method: Literal["mgn", "rmgl", "global", "wide", "bot", "pcb", "mgn_globals", "rmgl_uniform", "compare"] = "mgn"
+    method: Literal[
+        "mgn", "rmgl", "global", "wide", "bot", "pcb", "mgn_globals", "rmgl_uniform", "rmgl_unshifted", "compare"
+    ] = "mgn"
     """What to train; compare: several methods over several seeds."""
     height_px: int = 96
     """Height of the network's input (MGN: 384)."""

@@ -97,7 +97,8 @@ class Person:
         if which == 2:
             return replace(self, hat=not self.hat, hair=other(HAIR, self.hair))
         if which == 3:
-            return replace(self, texture=other(TEXTURES, self.texture))
+            second = self.second if self.second != self.upper else other(CLOTHES, self.upper)  # or nobody sees it
+            return replace(self, texture=other(TEXTURES, self.texture), second=second)
         return replace(self, legs=other(("trousers", "shorts", "skirt"), self.legs))
 
 
@@ -265,8 +266,8 @@ class _Figure:
 
     def draw(self) -> None:
         person, half = self.person, self.half
-        if person.bag == "backpack" and self.view in ("side", "front"):
-            self.box(-half - 0.07, 0.21, -half + 0.04, 0.42, person.bag_color) if self.view == "side" else None
+        if person.bag == "backpack" and self.view == "side":
+            self.box(-half - 0.07, 0.21, -half + 0.04, 0.42, person.bag_color)
         self.draw_legs()
         self.draw_arms()
         self.box(-half, 0.175, half, 0.53, person.upper)

@@ -40,7 +40,9 @@ def protocol_of(config: Config) -> Protocol:
     return Protocol(same_camera=config.evaluation.same_camera, ap=config.evaluation.ap)
 
 
-def score(config: Config, run: Run | None, data: ReIDData, query: Features, gallery: Features) -> dict[str, Any]:
+def score(
+    config: Config, run: Run | None, data: ReIDData, query: Features, gallery: Features, *, quick: bool = False
+) -> dict[str, Any]:
     """Scores features of the query and gallery images.
 
     Args:
@@ -49,6 +51,7 @@ def score(config: Config, run: Run | None, data: ReIDData, query: Features, gall
         data: The labels.
         query: (Q, D).
         gallery: (G, D).
+        quick: Without re-ranking.
 
     Returns:
         Percents: mAP and rank-1 with a 95 % interval over queries, rank-5, rank-10, mINP, and the same of re-ranking.
@@ -57,7 +60,7 @@ def score(config: Config, run: Run | None, data: ReIDData, query: Features, gall
     query_labels, gallery_labels = labels_of(data.query), labels_of(data.gallery)
     plain = evaluate_features(query, gallery, query_labels, gallery_labels, protocol)
     summary = summary_of(plain)
-    if settings.rerank and (run is not None or not settings.every):
+    if settings.rerank and not quick:
         distances = rerank(query, gallery, k1=settings.k1, k2=settings.k2, weight=settings.weight)
         again = summary_of(evaluate_distances(distances, query_labels, gallery_labels, protocol))
         summary |= {f"{name}, re-ranked": value for name, value in again.items() if name != "queries"}

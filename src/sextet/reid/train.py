@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import replace
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,21 @@ HEADS = ("reduction", "classifier", "exponent")  # parameters with these in thei
 def check(config: Config) -> None:
     """Raises what would stop the training later or be without effect, such as a wrong size or device."""
     pick_device(config.device)
-    for method in config.compared if config.method == "compare" else [config.method]:
+    methods = config.compared if config.method == "compare" else [config.method]
+    for method in methods:
         network = build_model(method, config.model, 2).eval()
         with torch.no_grad():
             network(torch.zeros(1, 3, *config.size))
-    learned = config.loss.metric > 0 or config.model.classify == "reduced" or config.model.neck == "bn"
-    require(learned, "loss.metric", config.loss.metric, "above 0, or nothing trains the reduction of global features")
+    idle = config.model.full and not {"global", "wide", "mgn", "mgn_globals"}.isdisjoint(methods)
+    advice = "above 0, or nothing trains the reduction of global features; else choose --model.classify reduced"
+    require(config.loss.metric > 0 or not idle, "loss.metric", config.loss.metric, advice)
     require(config.loss.softmax > 0, "loss.softmax", config.loss.softmax, "above 0")
 
 
 def train(config: Config, run: Run) -> None:
     """Trains one network and tests it, or runs the comparison."""
     torch.set_num_threads(config.threads)
+    config = adapt(config)
     if config.method == "compare":
         from sextet.reid.compare import compare
 
@@ -67,6 +71,13 @@ def train(config: Config, run: Run) -> None:
     fit(config, run, network, data)
     scores = evaluate_network(config, run, network, data)
     run.finish(scores, network.state_dict())
+
+
+def adapt(config: Config) -> Config:
+    """The settings with which a method is trained."""
+    if config.method == "rmgl_unshifted":
+        return replace(config, augment=replace(config.augment, shift=0.0))
+    return config
 
 
 def train_trunk(config: Config, part: Run, data: ReIDData) -> None:
@@ -111,13 +122,14 @@ def fit(config: Config, run: Run, network: nn.Module, data: ReIDData) -> None:
     optimiser = make_optimiser(network, optim)
     run.track(network=network, optimiser=optimiser)
     run.restore()
-    model = device.prepare(network)
+    # without a metric loss at first, the reductions of global features have no gradients to exchange
+    model = replicas(network, device, unused=config.model.full and config.loss.ramp_end > 0)
     share = optim.people * optim.images // world.size
     shares, cosine = Shares(world.rank, world.size), config.model.classifier == "cosine"
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     own = slice(world.rank * share, (world.rank + 1) * share)
-    order = [sampler[step][own].tolist() for step in range(run.step, total)]
-    pictures = prefetch(data.train.images, order, config.data.readers)
+    order, ahead = tee(sampler[step][own].tolist() for step in range(run.step, total))
+    pictures = prefetch(data.train.images, ahead, config.data.readers)
     for step, rows, pixels in zip(run.steps(total), order, pictures, strict=True):
         model.train()
         images = augment(pixels, config.augment, run.rng("update", step, world.rank).torch)
@@ -127,7 +139,7 @@ def fit(config: Config, run: Run, network: nn.Module, data: ReIDData) -> None:
         weight = ramp(step / total, config.loss)
         with device.autocast():
             outputs = model(images)
-            loss, parts = total_loss(outputs, targets, config.loss, metric_weight=weight, cosine=cosine, shares=shares)
+        loss, parts = total_loss(outputs, targets, config.loss, metric_weight=weight, cosine=cosine, shares=shares)
         norm = device.step(loss, parameters, optimiser, clip=optim.clip, context=f"step {step}")
         run.log({"loss": loss.detach(), **parts, "grad_norm": norm, "learning_rate": rate})
         if run.every(round(config.evaluation.every * sampler.batches_per_epoch)) and step + 1 < total:
@@ -135,6 +147,14 @@ def fit(config: Config, run: Run, network: nn.Module, data: ReIDData) -> None:
             run.score = float(scores["mAP"]["mean"])
             run.log({"eval/mAP": run.score, "eval/rank-1": float(scores["rank-1"]["mean"])})
     network.eval()
+
+
+def replicas(network: nn.Module, device: Device, *, unused: bool) -> nn.Module:
+    """Returns the network as `device.prepare` does; with `unused`, some parameters may have no gradient in a step."""
+    if device.world.size == 1 or not unused:
+        return device.prepare(network)
+    ids = [device.device.index] if device.device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(network, device_ids=ids, find_unused_parameters=True)
 
 
 def make_optimiser(network: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
@@ -174,4 +194,4 @@ def ramp(done: float, loss: LossConfig) -> float:
     """Weight of the metric loss when this share of the training is done."""
     if done >= loss.ramp_end:
         return 1.0
-    return max(0.0, (done - loss.ramp_start) / (loss.ramp_end - loss.ramp_start))
+    return max(0.0, (done - loss.ramp_start) / (loss.ramp_end - loss.ramp_start)) if done > loss.ramp_start else 0.0

@@ -42,3 +42,5 @@ class Demo:
     """Name to function of a number, shown in /metrics."""
     collectors: Sequence[Any] = ()
     """Further metrics: collectors of prometheus_client that are not yet registered."""
+    uploads: Mapping[str, int] = field(default_factory=dict)
+    """Path to the bytes that the body of a POST there may have, in place of the 64 kB of all other routes."""

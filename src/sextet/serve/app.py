@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -39,6 +39,7 @@ from sextet.registry import find
 from sextet.serve import Demo, Options
 
 MAX_BODY = 64 * 1024
+MAX_UPLOADS = 20  # bodies of a demo's larger limits that are held at the same time
 MAX_HEADERS = 16 * 1024
 MAX_MESSAGE = 4 * 1024
 SLOW_SECONDS = 10.0  # for a request's headers, and for its body
@@ -58,16 +59,16 @@ HEADERS = {
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
     """A request that goes no further."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.headers = status, headers
 
 
 class Guard:
     """Checks host, origin, token and body of every request and WebSocket before the application sees it."""
 
-    def __init__(self, app: ASGIApp, *, host: str, token: str | None, cookie: str) -> None:
-        self.app, self.token, self.cookie = app, token, cookie
+    def __init__(self, app: ASGIApp, *, host: str, token: str | None, cookie: str, uploads: Mapping[str, int]) -> None:
+        self.app, self.token, self.cookie, self.uploads, self.uploading = app, token, cookie, uploads, 0
         self.hosts = None if host in ANYWHERE else {*LOOPBACK, host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,15 +84,24 @@ class Guard:
                 message["headers"] = [*message["headers"], *(item for item in more if item[0] not in had)]
             await send(message)
 
-        connection = HTTPConnection(scope)
+        connection, http = HTTPConnection(scope), scope["type"] == "http"
+        reply = send_with_headers if http else send
+        upload = scope.get("method") == "POST" and scope["path"] in self.uploads
+        limit = self.uploads[scope["path"]] if upload else MAX_BODY
+        refusal = Refused(413, f"the body is over the limit of {limit:,} bytes")
+        if upload and self.uploading >= MAX_UPLOADS:
+            limit, refusal = 0, Refused(429, "the server is busy; try again in a few seconds", {"Retry-After": "5"})
+        self.uploading += upload
         try:
             self._check_source(connection)
             answer = self._check_token(connection)
-            if answer is None and scope["type"] == "http":
-                receive = await _with_body(connection, receive)
+            if answer is None and http:
+                receive = await _with_body(receive, limit, refusal)
+            await (answer or self.app)(scope, receive, reply)
         except Refused as refused:
-            answer = JSONResponse({"error": str(refused)}, refused.status)
-        await (answer or self.app)(scope, receive, send_with_headers if scope["type"] == "http" else send)
+            await JSONResponse({"error": str(refused)}, refused.status, refused.headers)(scope, receive, reply)
+        finally:
+            self.uploading -= upload
 
     def _check_source(self, connection: HTTPConnection) -> None:
         """Another site's page may reach this address through the visitor's browser; it must not be served."""
@@ -122,22 +132,23 @@ class Guard:
         return answer
 
 
-async def _with_body(connection: HTTPConnection, receive: Receive) -> Receive:
-    """Reads a body of at most MAX_BODY bytes within SLOW_SECONDS; returns a `receive` that gives it again."""
-    too_large = Refused(413, f"the body is over the limit of {MAX_BODY:,} bytes")
-    if int(connection.headers.get("content-length", 0)) > MAX_BODY:
-        raise too_large
-    body, more = bytearray(), True
-    try:
+async def _with_body(receive: Receive, limit: int, refusal: Refused) -> Receive:
+    """Reads a body of at most `limit` bytes within SLOW_SECONDS; returns a `receive` that gives it again.
+
+    The end of a longer one is read and dropped, because a sender that is cut off does not hear why.
+    """
+    body, size, more = bytearray(), 0, True
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SLOW_SECONDS):
             while more:
                 message = await receive()
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
-                if len(body) > MAX_BODY:
-                    raise too_large
-    except TimeoutError:
-        raise Refused(408, f"the body did not arrive within {SLOW_SECONDS:.0f} seconds") from None
+                piece, more = message.get("body", b""), message.get("more_body", False)
+                size += len(piece)
+                body += piece if size <= limit else b""
+    if size > limit:
+        raise refusal
+    if more:
+        raise Refused(408, f"the body did not arrive within {SLOW_SECONDS:.0f} seconds")
     first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def again() -> Message:
@@ -156,7 +167,7 @@ def build(demo: Demo, *, host: str, port: int, token: str | None) -> FastAPI:
 
     app = FastAPI(openapi_url=None, lifespan=lifespan, redirect_slashes=False)
     app.include_router(demo.router)
-    app.add_middleware(Guard, host=host, token=token, cookie=f"sextet_{port}")
+    app.add_middleware(Guard, host=host, token=token, cookie=f"sextet_{port}", uploads=demo.uploads)
     assets = {p.relative_to(demo.page).as_posix(): p for p in demo.page.rglob("*") if p.suffix in MEDIA}
     registry = CollectorRegistry()
     for collector in (ProcessCollector(registry=None), *demo.collectors):
