@@ -199,6 +199,25 @@ def measure(name, index, folder, rows, queries):
     return row
 
 
+def table(rows):
+    """The rows as Markdown."""
+    heads = ["store", "index", "rows/CPU s", "build CPU s", "effort", "recall", "p50 ms", "p99 ms", "CPU p50 ms"]
+    heads += ["one camera: recall", "CPU p50 ms", "open s", "peak MB", "disk MB", "removes", "2nd process reads"]
+    lines = [heads, ["---"] * len(heads)]
+    for row in rows:
+        cells = [row["store"], row["index"]]
+        if "search" in row:
+            found, one, no = row["search"], row.get("search_one_camera"), {True: "yes", False: "no", None: "no"}
+            cells += [f"{row['insert_rows_per_cpu_second']:,.0f}", f"{row['insert_and_index_cpu_seconds']:.0f}"]
+            cells += [str(row["effort"] or "all"), f"{found['recall']:.3f}"]
+            cells += [f"{found[key]:.3g}" for key in ("p50_ms", "p99_ms", "cpu_p50_ms")]
+            cells += [f"{one['recall']:.3f}", f"{one['cpu_p50_ms']:.3g}"] if one else ["no filter", ""]
+            cells += [f"{row['open_to_first_answer_seconds']:.2f}", f"{row['peak_mb_search']:,.0f}"]
+            cells += [f"{row['disk_mb']:,.0f}", no[row["removed"]], no[row["second_process_reads"]]]
+        lines.append(cells + ["" for _ in heads[len(cells) :]] if "search" in row else [*cells, "not measured"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main():
     """Measures, prints a row per store and index, and writes the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -208,11 +227,14 @@ def main():
     parser.add_argument("--queries", type=int, default=300)
     parser.add_argument("--folder", type=Path, help="where data and stores are kept; default: a temporary folder")
     parser.add_argument("--keep", action="store_true", help="do not repeat what the file of results has")
+    parser.add_argument("--table", action="store_true", help="print the file of results as Markdown and end")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results") / "gallery_stores.json")
     options = parser.parse_args()
     if options.phase:
         return child(options)
+    if options.table:
+        return print(table(json.loads(options.out.read_text())["stores"]))
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not (folder / "data.npz").exists():

@@ -75,7 +75,7 @@ async function search() {
     if (signal.aborted) return;
     answer = found;
     show(picture);
-    note({ state: "done", query: mine instanceof File ? "file" : mine, rerank: settings.rerank });
+    note({ state: "done", model: model.name, query: mine instanceof File ? "file" : mine, rerank: settings.rerank });
   } catch (error) {
     fail(/** @type {Error} */ (error));
   }
