@@ -117,7 +117,7 @@ def quick() -> Config:
 def rmgl_compare() -> Config:
     """What balanced bands and random shifting do where people are misaligned, 3 seeds: RMGLTIME on two cores."""
     return replace(
-        fast(), method="compare", methods="global,mgn,rmgl_uniform,rmgl_unshifted,rmgl", num_seeds=3, workers="process:2",
+        fast(), method="compare", methods="global,rmgl_uniform,rmgl_unshifted,rmgl", num_seeds=3, workers="process:2",
         data=DataConfig(variant="misaligned"),
     )  # fmt: skip
 
