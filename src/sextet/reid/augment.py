@@ -1,6 +1,7 @@
 """Random changes of a batch of training images, on tensors: flip, pad and crop, random shifting, random erasing.
 
-All images of a batch are changed at once; what is drawn depends on the generator only.
+Pixels are moved while they are bytes and normalised image by image, so that an image stays in the processor's cache.
+What is drawn depends on the generator only.
 """
 
 from __future__ import annotations
@@ -15,29 +16,36 @@ ERASE_AREA, ERASE_ASPECT = (0.02, 0.4), 0.3  # Zhong et al. 2017
 
 
 def normalise(images: Tensor) -> Tensor:
-    """uint8 (B, 3, H, W) -> float32, with ImageNet's mean and deviation."""
-    mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) * 255 for values in (MEAN, STD))
-    return (images.float() - mean) / std
+    """uint8 (B, 3, H, W) -> float32 in channels-last memory, with ImageNet's mean and deviation."""
+    count, _, height, width = images.shape
+    mean, std = (torch.tensor(values, device=images.device) * 255 for values in (MEAN, STD))
+    scale, offset = (1 / std).repeat(width), (-mean / std).repeat(width)
+    rows = images.permute(0, 2, 3, 1).reshape(count, height, 3 * width)
+    out = torch.empty(rows.shape, device=images.device)
+    for source, target in zip(rows, out, strict=True):
+        torch.addcmul(offset, target.copy_(source), scale, out=target)
+    return out.view(count, height, width, 3).permute(0, 3, 1, 2)
 
 
 def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
     """Changes and normalises a batch.
 
     Args:
-        images: uint8 (B, 3, H, W).
+        images: uint8 (B, 3, H, W); left as they are.
         config: Probabilities and ranges.
         generator: Source of every draw, on the CPU.
 
     Returns:
-        float32 (B, 3, H, W), normalised.
+        float32 (B, 3, H, W), normalised, in channels-last memory.
     """
-    x = images
-    count, _, height, width = x.shape
+    count, _, height, width = images.shape
 
     def uniform(low: float = 0.0, high: float = 1.0) -> Tensor:
         return torch.rand(count, generator=generator) * (high - low) + low
 
-    x = torch.where((uniform() < config.flip).to(x.device)[:, None, None, None], x.flip(3), x)
+    x = images.clone(memory_format=torch.channels_last)
+    for index in (uniform() < config.flip).nonzero().flatten().tolist():
+        x[index] = images[index].flip(2)
     if config.pad_px:
         pad = config.pad_px
         dy, dx = (torch.randint(-pad, pad + 1, (count,), generator=generator) for _ in range(2))
@@ -50,7 +58,7 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
         x = shifted(x, dy, dx, config.fill)
     x = normalise(x)
     if config.erase > 0:
-        x = _erased(x, uniform() < config.erase, generator)
+        _erase(x, uniform() < config.erase, generator)
     return x
 
 
@@ -58,24 +66,34 @@ def shifted(x: Tensor, dy: Tensor, dx: Tensor, fill: str) -> Tensor:
     """Moves the content of each image down by `dy` and right by `dx` pixels.
 
     Args:
-        x: (B, C, H, W).
+        x: (B, C, H, W), bytes or floats.
         dy: (B,) int64.
         dx: (B,) int64.
         fill: What appears: "zero", "mean" of the image, its "edge", or its "reflect"ion.
     """
     _, _, height, width = x.shape
-    rows = torch.arange(height) - dy[:, None]
-    columns = torch.arange(width) - dx[:, None]
-    inside = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[:, None, None]
-    if fill == "reflect":
-        rows, columns = _reflected(rows, height), _reflected(columns, width)
-    rows, columns = ((places.clamp(0, size - 1)).to(x.device) for places, size in ((rows, height), (columns, width)))
-    batch = torch.arange(len(x), device=x.device)[:, None, None]
-    moved = x.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
     if fill in ("edge", "reflect"):
-        return moved
-    outside = x.float().mean((2, 3), keepdim=True).to(x.dtype) if fill == "mean" else x.new_zeros(1, 1, 1, 1)
-    return torch.where(inside.to(x.device), moved, outside)
+        rows, columns = torch.arange(height) - dy[:, None], torch.arange(width) - dx[:, None]
+        if fill == "reflect":
+            rows, columns = _reflected(rows, height), _reflected(columns, width)
+        rows, columns = (at.clamp(0, size - 1).to(x.device) for at, size in ((rows, height), (columns, width)))
+        batch = torch.arange(len(x), device=x.device)[:, None, None]
+        return x.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
+    out = x.clone()
+    for index, (down, right) in enumerate(zip(dy.tolist(), dx.tolist(), strict=True)):
+        if not down and not right:
+            continue
+        down, right = max(-height, min(height, down)), max(-width, min(width, right))
+        if fill == "mean":
+            total = (
+                x[index].permute(1, 2, 0).reshape(height, -1).float().sum(0).view(width, -1).sum(0)
+            )  # rows first: fast
+            out[index] = (total / (height * width))[:, None, None]
+        else:
+            out[index] = 0
+        kept = x[index, :, max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)]
+        out[index, :, max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)] = kept
+    return out
 
 
 def _reflected(places: Tensor, size: int) -> Tensor:
@@ -85,7 +103,7 @@ def _reflected(places: Tensor, size: int) -> Tensor:
     return torch.minimum(places, period - places)
 
 
-def _erased(x: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
+def _erase(x: Tensor, chosen: Tensor, generator: torch.Generator) -> None:
     """Random erasing (Zhong et al. 2017): fills one rectangle of each chosen image with ImageNet's mean colour.
 
     A rectangle that would not fit is cut down to the image, where the original draws again.
@@ -96,8 +114,8 @@ def _erased(x: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
     aspect = ERASE_ASPECT + draw[1] * (1 / ERASE_ASPECT - ERASE_ASPECT)
     tall, wide = (area * aspect).sqrt().clamp(1, height), (area / aspect).sqrt().clamp(1, width)
     top, left = draw[2] * (height - tall), draw[3] * (width - wide)
-    rows, columns = torch.arange(height) + 0.5, torch.arange(width) + 0.5
-    in_rows = (rows >= top[:, None]) & (rows < (top + tall)[:, None])
-    in_columns = (columns >= left[:, None]) & (columns < (left + wide)[:, None])
-    inside = in_rows[:, None, :, None] & in_columns[:, None, None] & chosen[:, None, None, None]
-    return x.masked_fill(inside.to(x.device), 0.0)
+    sides = torch.stack([top, top + tall, left, left + wide])
+    first = (sides - 0.5).ceil().long()  # pixels whose middle lies between the sides
+    for index in chosen.nonzero().flatten().tolist():
+        upper, lower, start, end = first[:, index].tolist()
+        x[index, :, upper:lower, start:end] = 0
