@@ -72,7 +72,7 @@ def extract_cuhk03(archive: Path | str, folder: Path | str) -> dict[str, int]:
     try:
         h5py = importlib.import_module("h5py")
     except ModuleNotFoundError as error:
-        raise missing_extra("h5py", "readers", "cuhk-03.mat") from error
+        raise missing_extra("h5py", "reid", "cuhk-03.mat") from error
     counts: dict[str, int] = {}
     try:
         with h5py.File(archive, "r") as file:

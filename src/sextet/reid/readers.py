@@ -143,7 +143,7 @@ def _table_rows(path: Path) -> Iterable[tuple[str, Mapping[str, str]]]:
         try:
             parquet = importlib.import_module("pyarrow.parquet")
         except ModuleNotFoundError as error:
-            raise missing_extra("pyarrow", "readers", "a Parquet table") from error
+            raise missing_extra("pyarrow", "reid", "a Parquet table") from error
         try:
             rows = parquet.read_table(path).to_pylist()
         except (OSError, ValueError) as error:  # pyarrow's own errors are among these
