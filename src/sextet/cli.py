@@ -86,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--force", action="store_true", help="allow changed settings; recorded in events.jsonl")
     resume.add_argument("--quiet", action="store_true")
 
-    evaluate = add("eval", _eval, "evaluate a finished run again and print its results")
-    evaluate.add_argument("run", type=Path)
+    evaluate = add("eval", _eval, "evaluate a finished run again, with other fields if wanted", fields=True)
+    evaluate.add_argument("run", type=Path, nargs="?")
 
     compare = add("compare", _compare, "compare runs of one recipe, with intervals over seeds")
     compare.add_argument("runs", type=Path, nargs="+")
@@ -238,10 +238,16 @@ def _outcome(run: Any) -> dict[str, Any]:
     return {"summary": run.summary, "run": str(run.directory), "report": str(run.directory / "report.html")}
 
 
-def _eval(options: argparse.Namespace, _: list[str]) -> Any:
+def _eval(options: argparse.Namespace, rest: list[str]) -> Any:
+    if options.run is None:
+        raise UsageError("usage: sextet eval RUN [fields], for example: sextet eval runs/mep/fast")
     from sextet.launch import recorded
 
     recipe, config = recorded(options.run)
+    if rest:
+        config = _fields(
+            recipe, config, rest, f"sextet eval {options.run}", "Fields of the run; those of the test matter."
+        )
     return recipe.module("evaluate").evaluate(config, options.run)
 
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from torch import nn
 
+from sextet.core.errors import UsageError
 from sextet.core.files import read_json
 from sextet.core.run import Run
 from sextet.core.seeding import numpy_rng
@@ -122,7 +123,10 @@ class Trainer:
             network = build_model(method, config.model, len(data.classes), trunk=trunk, rng=part.rng("init").torch)
             if name != "untrained":
                 fit(adapt(config), part, network, data)
-            scores = evaluate_network(config, part, network, data) | elsewhere(config, network)
+            scores = evaluate_network(config, part, network, data)
+            if "not tested" in scores:
+                raise UsageError(f"{data.name} cannot compare networks: {scores['not tested']}")
+            scores |= elsewhere(config, network)
             if name in ("mgn", "rmgl"):
                 scores |= by_branch(config, network, data)
             size = sum(parameter.numel() for parameter in network.parameters())

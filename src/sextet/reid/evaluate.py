@@ -71,6 +71,7 @@ def evaluate_network(
         mAP, rank-1 and so on in percent, the first two with a 95 % interval over queries; ranks other than 0 get only
         the means of these two.
         With `tables`, the run's report gets the tables and a picture of rankings, and re-ranking is tested too.
+        Where data and protocol leave nothing to test, only "not tested" with the reason: nothing trained is lost.
     """
     from sextet.reid import tables as report
 
@@ -85,10 +86,14 @@ def evaluate_network(
     )
     scores: dict[str, Any] = {}
     if world.is_main:
-        scores = report.score(config, run if tables else None, data, query, gallery, quick=not tables)
+        try:
+            scores = report.score(config, run if tables else None, data, query, gallery, quick=not tables)
+        except UsageError as error:
+            scores = {"not tested": str(error)}
+            run.say(f"warning: not tested: {error}")
     if world.size > 1:
         names = ("mAP", "rank-1")
-        means = torch.tensor([scores[name]["mean"] if world.is_main else 0.0 for name in names], dtype=torch.float64)
+        means = torch.tensor([scores.get(name, {"mean": math.nan})["mean"] for name in names], dtype=torch.float64)
         means = means.to(next(network.parameters()).device)
         distributed.broadcast(means, 0)
         scores = scores or {name: {"mean": float(mean)} for name, mean in zip(names, means, strict=True)}

@@ -59,7 +59,10 @@ def train(config: Config, run: Run) -> None:
 
         compare(config, run)
         return
-    data = load_data(config.data, config.size, seed=config.seed)
+    data = load_data(config.data, config.size, seed=config.seed, console=run.console)
+    for note in data.notes:
+        run.say(f"data: {note}")
+        run.event("warning", text=note)
     trunk = None
     if config.optim.trunk_epochs > 0:
         part = run.child("trunk")
@@ -144,8 +147,9 @@ def fit(config: Config, run: Run, network: nn.Module, data: ReIDData) -> None:
         run.log({"loss": loss.detach(), **parts, "grad_norm": norm, "learning_rate": rate})
         if run.every(round(config.evaluation.every * sampler.batches_per_epoch)) and step + 1 < total:
             scores = evaluate_network(config, run, network, data, tables=False)
-            run.score = float(scores["mAP"]["mean"])
-            run.log({"eval/mAP": run.score, "eval/rank-1": float(scores["rank-1"]["mean"])})
+            if "mAP" in scores:
+                run.score = float(scores["mAP"]["mean"])
+                run.log({"eval/mAP": run.score, "eval/rank-1": float(scores["rank-1"]["mean"])})
     network.eval()
 
 
