@@ -70,7 +70,13 @@ BUILT_IN = (
         table="MGN_PRESETS",
         summary="multiple granularity network: people found again by whole-body and part features (person re-ID)",
         data={"check": "sextet.reid.check:check"},
-        tools={"reid": {"index": "sextet.reid.commands:index", "search": "sextet.reid.commands:search"}},
+        tools={
+            "reid": {
+                "index": "sextet.reid.commands:index",
+                "search": "sextet.reid.commands:search",
+                "convert": "sextet.reid.convert:convert",
+            }
+        },
     ),
     Recipe(
         name="rmgl",

@@ -23,7 +23,7 @@ from sextet.core.run import Run
 from sextet.reid.augment import normalise
 from sextet.reid.data import Images, ReIDData, load_data
 from sextet.reid.images import FileImages, resized
-from sextet.reid.model import build_model
+from sextet.reid.model import build_model, for_testing
 from sextet.reid.settings import Config
 
 
@@ -37,7 +37,7 @@ def extract(
     turn, so that the result is the same for any number of them.
     """
     rank, size = (world.rank, world.size) if world is not None else (0, 1)
-    network.eval()
+    network = for_testing(network)
     place = next(network.parameters()).device
     features = torch.zeros(len(images), int(network.feature_size))  # type: ignore[arg-type]
     for number in range(rank, math.ceil(len(images) / batch), size):
@@ -56,10 +56,10 @@ def extract(
 def embed(network: nn.Module, images: Tensor, *, flip: bool = True) -> Tensor:
     """uint8 (B, 3, H, W) -> features (B, D) of length 1."""
     x = normalise(images).contiguous(memory_format=torch.channels_last)
-    features = network(x)
-    if flip:
-        features = features + network(x.flip(3))
-    return functional.normalize(features)
+    if not flip:
+        return functional.normalize(network(x))
+    features: Tensor = network(torch.cat((x, x.flip(3))))
+    return functional.normalize(features.unflatten(0, (2, -1)).sum(0))
 
 
 def evaluate_network(
@@ -128,6 +128,7 @@ class Embedder:
 
     def __init__(self, network: nn.Module, config: Config) -> None:
         self.network, self.config = network.eval(), config
+        self._folded = for_testing(network)
         self.size, self.feature_size = config.size, int(network.feature_size)  # type: ignore[arg-type]
 
     def embed(self, images: Sequence[Any] | Tensor, *, batch: int = 64) -> NDArray[np.float32]:
@@ -141,7 +142,7 @@ class Embedder:
             DataError: An image cannot be read. UsageError: A tensor of another type or shape.
         """
         chunks = [
-            embed(self.network, self.pixels(images[start : start + batch]), flip=self.config.evaluation.flip)
+            embed(self._folded, self.pixels(images[start : start + batch]), flip=self.config.evaluation.flip)
             for start in range(0, len(images), batch)
         ]
         return torch.cat(chunks).numpy() if chunks else np.zeros((0, self.feature_size), np.float32)

@@ -47,7 +47,7 @@ class Pointwise(nn.Conv2d):
         """(B, C, H, W) -> (B, out, H/stride, W/stride)."""
         if x.is_cuda or self.stride != (1, 1) or not x.is_contiguous(memory_format=torch.channels_last):
             return super().forward(x)
-        return functional.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1)).permute(0, 3, 1, 2)
+        return functional.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 class IBN(nn.Module):

@@ -169,10 +169,10 @@ def make_optimiser(network: nn.Module, optim: OptimConfig) -> torch.optim.Optimi
             groups[any(part in name for part in HEADS)]["params"].append(parameter)
     rate, decay = optim.learning_rate, optim.weight_decay
     if optim.name == "sgd":
-        return torch.optim.SGD(groups, rate, momentum=0.9, weight_decay=decay)
+        return torch.optim.SGD(groups, rate, momentum=0.9, weight_decay=decay, fused=True)
     if optim.name == "adamw":
-        return torch.optim.AdamW(groups, rate, weight_decay=decay)
-    return torch.optim.Adam(groups, rate, weight_decay=decay, amsgrad=optim.name == "amsgrad")
+        return torch.optim.AdamW(groups, rate, weight_decay=decay, fused=True)
+    return torch.optim.Adam(groups, rate, weight_decay=decay, amsgrad=optim.name == "amsgrad", fused=True)
 
 
 def set_rates(optimiser: torch.optim.Optimizer, optim: OptimConfig, step: int, per_epoch: int) -> float:
