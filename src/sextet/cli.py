@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = add("serve", _serve, "serve the page of finished runs, on this machine by default")
     serve.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     serve.set_defaults(no_browser=True)
-    play = add("play", _serve, "serve finished runs (by default all of runs/mep) and open the page in the browser")
+    play = add("play", _serve, "serve finished runs (by default all of runs/mep, or else the newest) and open the page")
     play.add_argument("runs", type=Path, nargs="*", metavar="RUN")
     play.add_argument("--no-browser", action="store_true", help="only print the address")
     for page in (serve, play):
@@ -108,9 +108,9 @@ def _parser() -> argparse.ArgumentParser:
         )
         page.add_argument("--port", type=int, default=8000, help="0: any free port")
         page.add_argument("--token", help="secret that visitors need; made for you where one is needed")
-        page.add_argument("--study", type=Path, metavar="FILE.toml", help="lead participants through a study")
+        page.add_argument("--study", type=Path, metavar="FILE.toml", help="mep: lead participants through a study")
         page.add_argument(
-            "--games", type=Path, metavar="DIR", help="where games are kept (default: games in the first run)"
+            "--games", type=Path, metavar="DIR", help="mep: where games are kept (default: games in the first run)"
         )
         page.add_argument("--max-games", type=int, default=256, help="games at the same time")
 
@@ -288,8 +288,12 @@ def _serve(options: argparse.Namespace, _: list[str]) -> Any:
     from sextet.serve import Options
 
     runs = options.runs or sorted(path.parent for path in (RUNS / "mep").glob("*/summary.json"))
+    runs = (
+        runs
+        or sorted((path.parent for path in RUNS.glob("*/*/summary.json")), key=lambda run: run.stat().st_mtime)[-1:]
+    )
     if not runs:
-        raise UsageError(f"no finished run in {RUNS / 'mep'}; make one: sextet train mep --preset quick")
+        raise UsageError(f"no finished run in {RUNS}; make one: sextet train mep --preset quick")
     if options.max_games < 1:
         raise UsageError(f"--max-games {options.max_games} is not allowed; it must be 1 or more")
     try:

@@ -219,6 +219,8 @@ def demo(runs: Sequence[Path], options: Options) -> Demo:
     Raises:
         SextetError: Several runs, no model, or data that cannot be read.
     """
+    if options.study or options.games:
+        raise UsageError("--study and --games are for the page of mep")
     if len(runs) > 1:
         raise UsageError(f"this page shows the gallery of one run; choose one of {', '.join(map(str, runs))}")
     torch.set_num_threads(1)
