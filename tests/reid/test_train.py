@@ -21,9 +21,10 @@ from sextet.core.run import Run
 from sextet.launch import launch, resume_run
 from sextet.reid import train as training
 from sextet.reid.config import MGN_PRESETS, Config, ModelConfig, OptimConfig
-from sextet.reid.data import load_data
+from sextet.reid.data import Split, load_data
 from sextet.reid.evaluate import evaluate
 from sextet.reid.model import build_model
+from sextet.reid.synthetic import ArrayImages
 from sextet.reid.train import check, fit, make_optimiser, schedule, set_rates
 from sextet.reid.weights import load_weights
 
@@ -228,6 +229,27 @@ def test_ranks_that_do_not_divide_a_batch_are_refused(tmp_path):
     world = SimpleNamespace(world=SimpleNamespace(size=3, rank=0))
     with pytest.raises(UsageError, match="3 ranks cannot share 4 people"):
         fit(config, world, torch.nn.Linear(1, 1), load_data(config.data, config.size))
+
+
+# --- data that cannot be tested ---
+
+
+@pytest.mark.parametrize("people", ["nobody", "unknown cameras"])
+def test_what_cannot_be_tested_is_trained_all_the_same_and_notes_are_said(tmp_path, monkeypatch, capsys, people):
+    config = changed("optim", epochs=0.07)
+    config = replace(config, evaluation=replace(config.evaluation, every=0.04))
+    data = load_data(config.data, config.size)
+    query, count = data.query, 0 if people == "nobody" else 60
+    images = ArrayImages(query.images.array[:count])
+    blind = Split(images=images, ids=query.ids[:count], cameras=np.full(count, -1), names=query.names[:count])
+    other = replace(data, query=blind, notes=("3 files left out: empty file",))
+    monkeypatch.setattr(training, "load_data", lambda *_, **__: other)
+    run = launch("mgn", "smoke", config, directory=tmp_path)
+    said = "".join(capsys.readouterr())
+    assert run.finished and "not tested" in run.summary and "mAP" not in run.summary
+    assert "3 files left out: empty file" in said and "not tested" in said
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
+    assert sextet.load(str(tmp_path)).feature_size == 128
 
 
 # --- finished runs ---

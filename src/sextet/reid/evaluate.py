@@ -96,7 +96,8 @@ def evaluate_network(
         means = torch.tensor([scores.get(name, {"mean": math.nan})["mean"] for name in names], dtype=torch.float64)
         means = means.to(next(network.parameters()).device)
         distributed.broadcast(means, 0)
-        scores = scores or {name: {"mean": float(mean)} for name, mean in zip(names, means, strict=True)}
+        if not world.is_main and not means.isnan().any():  # all ranks log the same names
+            scores = {name: {"mean": float(mean)} for name, mean in zip(names, means, strict=True)}
     return scores
 
 

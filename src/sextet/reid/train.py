@@ -87,7 +87,9 @@ def train_trunk(config: Config, part: Run, data: ReIDData) -> None:
     """Trains the trunk of `config.method` by the softmax loss of a global network and finishes the part."""
     model = replace(config.model, classify="reduced", neck="relu", classifier="linear")
     method = "wide" if config.method == "wide" else "global"
-    trunk = build_trunk(model, method)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.set_state(part.rng("init", "trunk").torch.get_state())
+        trunk = build_trunk(model, method)
     network = build_model(method, model, len(data.classes), built=trunk, rng=part.rng("init").torch)
     optim = replace(
         config.optim, epochs=config.optim.trunk_epochs, learning_rate=config.optim.trunk_learning_rate,
