@@ -231,6 +231,18 @@ def test_ranks_that_do_not_divide_a_batch_are_refused(tmp_path):
         fit(config, world, torch.nn.Linear(1, 1), load_data(config.data, config.size))
 
 
+def test_the_first_weights_of_a_trunk_are_the_seed_s_whatever_was_drawn_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "fit", lambda *_: None)
+    found = []
+    for number, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(number)
+        config = replace(changed("optim", trunk_epochs=0.1), seed=seed)
+        with Run.open(config, recipe="mgn", directory=tmp_path / str(number), quiet=True) as run:
+            training.train_trunk(config, run, SimpleNamespace(classes=range(12)))
+        found.append(training.trunk_weights(run.directory)["layer2.0.conv1.weight"])
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
 # --- data that cannot be tested ---
 
 
