@@ -149,7 +149,7 @@ def test_help_answers_within_600_milliseconds(recipe):
 def test_every_recipe_keeps_the_contract(recipe):
     config, train, evaluate = (recipe.module(name) for name in ("config", "train", "evaluate"))
     assert callable(train.check) and callable(train.train) and callable(evaluate.evaluate) and callable(evaluate.load)
-    for name, function in config.PRESETS.items():
+    for name, function in recipe.presets.items():
         assert isinstance(function(), config.Config), name
         assert function.__doc__, f"preset {name} says nothing of its time and memory"
     assert (SOURCE / recipe.package.removeprefix("sextet.") / "README.md").exists()

@@ -169,7 +169,7 @@ def test_runs_that_cannot_be_served(tmp_path, capsys, monkeypatch):
         return code, capsys.readouterr().err
 
     monkeypatch.chdir(tmp_path)
-    assert run("play", "--no-browser") == (2, "sextet: error: no finished run in runs/mep; make one: sextet train mep "
+    assert run("play", "--no-browser") == (2, "sextet: error: no finished run in runs; make one: sextet train mep "
                                            "--preset quick\n")  # fmt: skip
     code, err = run("serve", "absent", "--port", 0)
     assert code == 2 and "absent holds no run" in err

@@ -127,6 +127,10 @@ def fit(config: Config, run: Run, network: nn.Module, data: ReIDData) -> None:
     optimiser = make_optimiser(network, optim)
     run.track(network=network, optimiser=optimiser)
     run.restore()
+    for parameter, state in optimiser.state.items():
+        for name, value in state.items():
+            if value.shape == parameter.shape:  # fused steps need the parameter's order in memory, which files lose
+                state[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
     # without a metric loss at first, the reductions of global features have no gradients to exchange
     model = replicas(network, device, unused=config.model.full and config.loss.ramp_end > 0)
     share = optim.people * optim.images // world.size
