@@ -30,17 +30,8 @@ from sextet.reid.settings import METHODS, Config
 from sextet.reid.tables import score
 from sextet.report.build import save_figure, save_table
 
-SLOWEST = (
-    "rmgl",
-    "rmgl_uniform",
-    "rmgl_unshifted",
-    "mgn",
-    "mgn_globals",
-    "wide",
-    "pcb",
-    "bot",
-    "global",
-)  # so that workers end together
+# slowest first, so that workers end together
+SLOWEST = ("rmgl", "rmgl_uniform", "rmgl_unshifted", "mgn", "mgn_globals", "wide", "pcb", "bot", "global")
 COLUMNS = ("mAP", "rank-1", "mINP", "mAP, re-ranked")
 OTHER = "mAP, other cameras"
 OTHER_SEED = 1000  # added to a seed for people and cameras that no training of the comparison has seen
@@ -57,10 +48,11 @@ def compare(config: Config, run: Run) -> None:
         Workers.open(
             config.workers, Trainer, (config, str(run.directory.absolute())), threads=config.threads
         ) as workers,
-        run.console.task("comparison", sum(map(len, stages))) as task,
+        run.console.task("comparison", sum(map(len, stages))),
     ):
+        done = 0
         for stage in stages:
-            do_all(run, workers, stage, task)
+            done = do_all(run, workers, stage, done)
     results = {
         method: [read_json(part_of(run.directory, method, seed) / "summary.json")["summary"] for seed in seeds]
         for method in ("untrained", *config.compared)
@@ -81,19 +73,19 @@ def part_of(directory: Path, name: str, seed: int) -> Path:
     return directory / "parts" / f"{name}-{seed}"
 
 
-def do_all(run: Run, workers: Workers, pieces: Sequence[tuple[str, int]], task: Any) -> None:
-    """Does the pieces that are not done, and says how each ended."""
-    waiting = 0
-    for number, (name, seed) in enumerate(pieces):
-        if (part_of(run.directory, name, seed) / "summary.json").exists():
-            continue
+def do_all(run: Run, workers: Workers, pieces: Sequence[tuple[str, int]], done: int) -> int:
+    """Does the pieces that are not finished and says how each ended; returns `done` and their number."""
+    due = [piece for piece in pieces if not (part_of(run.directory, *piece) / "summary.json").exists()]
+    for number, (name, seed) in enumerate(due):
         workers.submit("work", name, seed, key=f"{number:04}-{name}-{seed}")
-        waiting += 1
+    waiting, end = len(due), done + len(pieces)
     while waiting:
         run.poll()
         for result in workers.gather(at_least=1, timeout=1.0):
             waiting -= 1
             run.say(str(result.value))
+        run.console.update(end - waiting)
+    return end
 
 
 class Trainer:

@@ -142,26 +142,26 @@ def ranking_figure(data: ReIDData, query: Features, gallery: Features, rng: np.r
 
     rows = sorted(rng.choice(len(query), min(SHOWN, len(query)), replace=False).tolist())
     height, width = data.query.images.size
-    figure = Figure(figsize=(9, 9 / (DEEP + 1) * height / width * len(rows) * 1.12), layout="constrained")
-    axes = figure.subplots(len(rows), DEEP + 1, squeeze=False)
+    tall, wide = height + 14, width + 8  # of a cell: the image, its frame and the mark above it
+    canvas = np.full((tall * len(rows), wide * (DEEP + 1), 3), 255, np.uint8)
+    figure = Figure(figsize=(9, 9 * canvas.shape[0] / canvas.shape[1]))
+    axes = figure.add_axes((0, 0, 1, 1))
+
+    def show(row: int, column: int, split: Split, index: int, text: str, color: str) -> None:
+        top, left = row * tall + 10, column * wide + 2
+        frame = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
+        canvas[top : top + height + 4, left : left + width + 4] = frame
+        pixels = split.images.read([index])[0].permute(1, 2, 0).numpy()
+        canvas[top + 2 : top + 2 + height, left + 2 : left + 2 + width] = pixels
+        axes.text(left + width / 2 + 2, top - 1, text, color=color, fontsize=8, ha="center", va="bottom")
+
     for place, number in enumerate(rows):
         same = data.gallery.ids == data.query.ids[number]
         kept = np.flatnonzero(~(same & (data.gallery.cameras == data.query.cameras[number])))
-        order = kept[np.argsort(-(gallery[kept] @ query[number]), kind="stable")[:DEEP]]
-        _show(axes[place][0], data.query, number, "query", "black")
-        for column in range(DEEP):
-            if column < len(order):
-                right = bool(same[order[column]])
-                color = RIGHT if right else WRONG
-                _show(axes[place][column + 1], data.gallery, int(order[column]), "✓" if right else "✗", color)
-            else:
-                axes[place][column + 1].axis("off")
+        order = kept[np.argsort(-(gallery[kept] @ query[number]), kind="stable")[:DEEP]].tolist()
+        show(place, 0, data.query, number, "query", "#000000")
+        for column, index in enumerate(order, 1):
+            show(place, column, data.gallery, index, "✓" if same[index] else "✗", RIGHT if same[index] else WRONG)
+    axes.imshow(canvas, interpolation="nearest")
+    axes.axis("off")
     return figure
-
-
-def _show(axes: Any, split: Split, index: int, text: str, color: str) -> None:
-    axes.imshow(split.images.read([index])[0].permute(1, 2, 0).numpy())
-    axes.set(xticks=[], yticks=[])
-    axes.set_title(text, color=color, fontsize=8, pad=2)
-    for spine in axes.spines.values():
-        spine.set(color=color, linewidth=2)
