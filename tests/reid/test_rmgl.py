@@ -104,12 +104,12 @@ def slow_bands(x, bands):
 def slow_pool(x, bands, kind):
     found, votes = slow_bands(x, bands)
     channels, height, _ = x.shape
-    position = [bands * (sum(votes[:row]) + votes[row] / 2) / channels for row in range(height)]
+    position = [bands * (2 * sum(votes[:row]) + votes[row]) for row in range(height)]
     vectors = []
     for band in range(bands):
         rows = [row for row in range(height) if found[row] == band]
         if not rows:
-            rows = [min(range(height), key=lambda row: (abs(position[row] - (band + 0.5)), row))]
+            rows = [min(range(height), key=lambda row: (abs(position[row] - (2 * band + 1) * channels), row))]
         inside = x[:, rows]
         vectors.append(inside.amax((1, 2)) if kind == "max" else inside.mean((1, 2)))
     return torch.stack(vectors, 1)

@@ -44,14 +44,15 @@ def balanced_bands(x: Tensor, bands: int) -> Tensor:
     Returns:
         (B, H) int64, from 0 to n - 1, never falling; a band can be empty.
     """
-    return _position(x, bands).floor().long().clamp(0, bands - 1)
+    return (_position(x, bands) // (2 * x.shape[1])).clamp(0, bands - 1)
 
 
 def _position(x: Tensor, bands: int) -> Tensor:
+    """n (2 N(h) - v(h)), (B, H): the position of each row in whole numbers, of which 2 C make a band."""
     rows = x.detach().amax(3).argmax(2)
-    ones = torch.ones((), device=x.device)  # float32: 16 bits do not count beyond 256
-    votes = ones.new_zeros(x.shape[0], x.shape[2]).scatter_add_(1, rows, ones.expand(rows.shape))
-    position: Tensor = bands * (votes.cumsum(1) - votes / 2) / x.shape[1]
+    votes = torch.zeros(x.shape[0], x.shape[2], dtype=torch.int64, device=x.device)
+    votes = votes.scatter_add_(1, rows, torch.ones_like(rows))
+    position: Tensor = bands * (2 * votes.cumsum(1) - votes)
     return position
 
 
@@ -68,8 +69,8 @@ def pool_bands(x: Tensor, bands: int, kind: str) -> Tensor:
     """
     place = torch.arange(bands, device=x.device)
     position = _position(x, bands)
-    inside = position.floor().long().clamp(0, bands - 1)[:, None] == place[:, None]  # (B, n, H)
-    distance = (position[:, None] - (place[:, None] + 0.5)).abs()
+    inside = (position // (2 * x.shape[1])).clamp(0, bands - 1)[:, None] == place[:, None]  # (B, n, H)
+    distance = (position[:, None] - (2 * place[:, None] + 1) * x.shape[1]).abs()
     nearest = distance == distance.amin(2, keepdim=True)
     nearest &= nearest.cumsum(2) == 1
     inside = inside | (nearest & ~inside.any(2, keepdim=True))
