@@ -101,7 +101,7 @@ def strong() -> Config:
 
 
 def compare() -> Config:
-    """Global, width-matched, PCB, MGN and RMGL over 5 seeds on the synthetic benchmark: about 50 minutes on two cores."""
+    """Global, width-matched, PCB, MGN and RMGL over 5 seeds on the drawn benchmark: 50 minutes on two cores."""
     return replace(fast(), method="compare", workers="process:2")
 
 
@@ -115,7 +115,7 @@ def quick() -> Config:
 
 
 def rmgl_compare() -> Config:
-    """What balanced bands and random shifting do where people are misaligned, 3 seeds: about 25 minutes on two cores."""
+    """What balanced bands and random shifting do where people are misaligned, 3 seeds: 30 minutes on two cores."""
     return replace(
         fast(), method="compare", methods="global,rmgl_uniform,rmgl_unshifted,rmgl", num_seeds=3, workers="process:2",
         data=DataConfig(variant="misaligned"),
