@@ -24,7 +24,8 @@ check: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+# exit code 2: the script wants the paths of other people's checkouts
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done
 
 human-data: $(VENV)/.human-data
 
