@@ -35,7 +35,7 @@ def test_the_table_has_chance_the_untrained_network_and_every_method(finished):
         for seed in (0, 1)
     ]
     assert gain["mean"] == pytest.approx((seeds[0] + seeds[1] - seeds[2] - seeds[3]) / 2)
-    assert table["rows"][0][2] < 50, "chance is not the score of a network"
+    assert table["rows"][0][2] < 25, "five right images of 59 are found at random"
 
 
 def test_other_cameras_and_single_branches_are_scored(finished):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sextet.reid.settings import (
-    FORMATS,
     METHODS,
     VARIANTS,
     AugmentConfig,
@@ -19,7 +18,6 @@ from sextet.reid.settings import (
 )
 
 __all__ = [
-    "FORMATS",
     "METHODS",
     "MGN_PRESETS",
     "RMGL_PRESETS",
@@ -101,7 +99,7 @@ def strong() -> Config:
 
 
 def compare() -> Config:
-    """Global, width-matched, PCB, MGN and RMGL over 5 seeds on the drawn benchmark: 50 minutes on two cores."""
+    """Global, width-matched, PCB, MGN and RMGL over 5 seeds on the drawn benchmark: an hour on two cores."""
     return replace(fast(), method="compare", workers="process:2")
 
 
@@ -115,7 +113,7 @@ def quick() -> Config:
 
 
 def rmgl_compare() -> Config:
-    """What balanced bands and random shifting do where people are misaligned, 3 seeds: 30 minutes on two cores."""
+    """What balanced bands and random shifting do where people are misaligned, 3 seeds: 40 minutes (estimated)."""
     return replace(
         fast(), method="compare", methods="global,rmgl_uniform,rmgl_unshifted,rmgl", num_seeds=3, workers="process:2",
         data=DataConfig(variant="misaligned"),

@@ -38,7 +38,7 @@ def build_trunk(config: ModelConfig, method: str) -> Trunk:
         trunk = ResNet.of_depth(int(config.backbone.removeprefix("resnet")), ibn=config.ibn)
     if config.weights:
         for note in load_weights(trunk, config.weights):
-            log.info(note)
+            log.warning(note)
     return trunk
 
 

@@ -24,7 +24,6 @@ METHODS = {
 }
 """Methods and how tables call them."""
 
-FORMATS = ("synthetic", "market1501", "dukemtmc", "cuhk03_np", "msmt17", "randperson", "personx", "folder", "table")
 VARIANTS = ("standard", "easy", "misaligned", "occluded")
 """Variants of the synthetic benchmark."""
 
