@@ -1,0 +1,1 @@
+"""DAPO: reinforcement learning of language models with verifiable rewards, beside GRPO and its relatives."""
