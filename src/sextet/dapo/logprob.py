@@ -1,0 +1,77 @@
+"""Log-probabilities and entropies of tokens without keeping the logits of more than a few tokens at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 2**23  # logits at a time: 32 MB in float32
+
+
+def token_scores(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Returns log-probabilities of tokens and entropies of the distributions they are drawn from, both (n,) float32.
+
+    Args:
+        hidden: (n, H) states from which the tokens are predicted.
+        head: (V, H) weights of the logits.
+        targets: (n,) the tokens.
+        temperature: Divides the logits.
+    """
+    return _Scores.apply(hidden, head, targets, temperature)  # type: ignore[no-any-return]
+
+
+class _Scores(torch.autograd.Function):
+    """The backward pass computes the logits again, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        matrix = _cast(head)
+        states = hidden.to(matrix.dtype)
+        logp, entropy = hidden.new_empty(len(targets), dtype=torch.float32), None
+        entropy = torch.empty_like(logp)
+        for part in _parts(len(targets), len(head)):
+            logits = _logits(states[part], matrix, temperature)
+            total = logits.logsumexp(-1)
+            logp[part] = logits.gather(-1, targets[part, None])[:, 0] - total
+            entropy[part] = total - (logits.sub(total[:, None]).exp_() * logits).sum(-1)
+        ctx.save_for_backward(states, head, targets, entropy)
+        ctx.temperature, ctx.dtype = temperature, hidden.dtype
+        return logp, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        states, head, targets, entropy = ctx.saved_tensors
+        by_logp, by_entropy = gradients
+        matrix = _cast(head, states.dtype)
+        back = torch.empty_like(states, dtype=ctx.dtype)
+        out = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for part in _parts(len(targets), len(head)):
+            logp = _logits(states[part], matrix, ctx.temperature).log_softmax(-1)
+            p = logp.exp()
+            slope = p * -by_logp[part, None]
+            slope.scatter_add_(-1, targets[part, None], by_logp[part, None])
+            if by_entropy is not None and bool(by_entropy.any()):
+                slope -= by_entropy[part, None] * p * (logp + entropy[part, None])
+            slope = (slope / ctx.temperature).to(matrix.dtype)
+            back[part] = (slope @ matrix).to(ctx.dtype)
+            if out is not None:
+                out += slope.T @ states[part]
+        return back, None if out is None else out.to(head.dtype), None, None
+
+
+def _cast(head: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    kind = head.device.type
+    if dtype is None:
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
+    return head.detach().to(dtype)
+
+
+def _logits(states: Tensor, matrix: Tensor, temperature: float) -> Tensor:
+    return (states @ matrix.T).float().div_(temperature)
+
+
+def _parts(number: int, vocabulary: int) -> list[slice]:
+    size = max(1, CHUNK // vocabulary)
+    return [slice(start, start + size) for start in range(0, number, size)]

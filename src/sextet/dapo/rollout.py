@@ -1,0 +1,324 @@
+"""The built-in generator: one prefill for all answers to a prompt, slots that are refilled as answers end.
+
+An answer's randomness comes from its own stream of uniform numbers, keyed by prompt, answer and token; so it does not
+depend on the slot, the order, or the other answers of the batch (but for rounding, which follows the batch's shape).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sextet.core.errors import DivergenceError
+from sextet.core.seeding import numpy_rng
+
+PREFILL_TOKENS = 8192
+Poll = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A sampled answer: its tokens, the stop token included, and how they came about."""
+
+    tokens: list[int]
+    logp: list[float]
+    """Log-probability of each token under the distribution at the temperature, before top-p."""
+    versions: list[int]
+    """Version of the weights that sampled each token."""
+    stopped: bool
+    """Whether it ended by a stop token; else it was cut off, or goes on in another call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Answers wanted to a prompt; ``begun`` are unfinished answers that go on, by their numbers."""
+
+    key: tuple[int | str, ...]
+    """Names the random streams together with the number of the answer."""
+    prompt: Sequence[int]
+    numbers: Sequence[int]
+    begun: dict[int, Answer] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How to sample."""
+
+    max_tokens: int
+    stop: Collection[int]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    slice_tokens: int = 0
+    """Most new tokens of a call; 0: no bound but ``max_tokens``."""
+
+
+NOTHING = Answer(tokens=[], logp=[], versions=[], stopped=False)
+
+
+class _Slots:
+    """The answers being generated: row by row what each has; the first ``active`` rows are in use."""
+
+    def __init__(self, capacity: int, max_tokens: int) -> None:
+        self.active = 0
+        self.request = np.zeros(capacity, np.int64)
+        self.number = np.zeros(capacity, np.int64)
+        self.room = np.zeros(capacity, np.int64)  # most new tokens
+        self.count = np.zeros(capacity, np.int64)  # new tokens so far
+        self.length = np.zeros(capacity, np.int64)  # tokens whose keys and values are kept
+        self.uniform = np.zeros((capacity, max_tokens))
+        self.tokens = np.zeros((capacity, max_tokens), np.int64)
+        self.logp = np.zeros((capacity, max_tokens), np.float32)
+
+    def add(self, request: int, number: int, room: int, length: int, uniform: NDArray[np.float64]) -> None:
+        """Takes the next row."""
+        row = self.active
+        self.request[row], self.number[row], self.room[row], self.length[row] = request, number, room, length
+        self.count[row], self.uniform[row, : len(uniform)] = 0, uniform
+        self.active += 1
+
+    def move(self, source: int, target: int) -> None:
+        """Copies a row over another."""
+        for table in (
+            self.request, self.number, self.room, self.count, self.length, self.uniform, self.tokens, self.logp,
+        ):  # fmt: skip
+            table[target] = table[source]
+
+
+class _Keys:
+    """Keys and values of what is in the slots."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.store: list[Tensor] = []  # per layer (2, capacity, kv heads, room, D)
+        self.active = self.length = 0
+        self.places = self.rows = torch.empty(0, dtype=torch.long)
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes the newest token of each active slot at its place; returns all up to ``length``."""
+        store = self.store[layer]
+        store[0][self.rows, :, self.places] = keys[:, :, 0]
+        store[1][self.rows, :, self.places] = values[:, :, 0]
+        return store[0, : self.active, :, : self.length], store[1, : self.active, :, : self.length]
+
+    def put(self, places: list[int], prefix: Prefix, rows: list[int]) -> None:
+        """Copies prefilled texts into slots."""
+        length = prefix.layers[0].shape[3]
+        self.reserve(length + 1, prefix.layers)
+        for store, part in zip(self.store, prefix.layers, strict=True):
+            store[:, places, :, :length] = part[:, rows]
+
+    def reserve(self, length: int, like: list[Tensor]) -> None:
+        """Makes room for ``length`` tokens, and half as many more where there was none."""
+        if self.store and self.store[0].shape[3] >= length:
+            return
+        old, room = self.store, max(length * 3 // 2, 32)
+        self.store = [part.new_zeros(2, self.capacity, part.shape[2], room, part.shape[4]) for part in like]
+        for store, before in zip(self.store, old, strict=bool(old)):
+            store[:, :, :, : before.shape[3]] = before
+
+    def move(self, source: int, target: int) -> None:
+        """Copies a slot over another."""
+        for store in self.store:
+            store[:, target] = store[:, source]
+
+
+class Prefix:
+    """Keys and values per layer, (2, B, kv heads, L, D), of prefilled texts, and the last state (B, H) of each."""
+
+    def __init__(self) -> None:
+        self.layers: list[Tensor] = []
+        self.states = torch.empty(0)
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keeps those of a layer."""
+        del layer
+        self.layers.append(torch.stack((keys, values)))
+        return keys, values
+
+
+Context = tuple[int, int]
+"""A prefilled text: (request, -1), or (request, number) for an answer that goes on."""
+
+
+class Engine:
+    """Generates answers with a decoder.
+
+    Args:
+        model: Maps (tokens, positions, mask, cache) to hidden states, and has ``head``, as `decoder.Decoder`.
+        slots: Answers generated at the same time.
+        device: Where the model is.
+    """
+
+    def __init__(self, model: nn.Module, *, slots: int, device: torch.device | str = "cpu") -> None:
+        self.model, self.capacity, self.device = model, slots, torch.device(device)
+        self.version = 0
+        self.steps = self.prefilled = 0
+        """Decoding steps and prefilled tokens so far, for the logs."""
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], limits: Limits, poll: Poll = lambda: None) -> list[list[Answer]]:
+        """Returns the answers of each request, in the order of its numbers.
+
+        Raises:
+            DivergenceError: The logits of a token are not finite.
+        """
+        self.model.eval()
+        answers: list[dict[int, Answer]] = [{} for _ in requests]
+        waiting = deque((index, number) for index, request in enumerate(requests) for number in request.numbers)
+        capacity = min(self.capacity, max(1, len(waiting)))
+        slots, keys = _Slots(capacity, limits.max_tokens), _Keys(capacity)
+        ready: dict[Context, tuple[Prefix, int]] = {}
+        while waiting or slots.active:
+            poll()
+            if capacity - slots.active >= min(len(waiting), 1 + capacity // 8) > 0:
+                self._fill(requests, waiting, slots, keys, ready, limits)
+                self._retire(requests, slots, keys, answers, limits)
+            if slots.active:
+                self._decode(slots, keys, limits)
+                self._retire(requests, slots, keys, answers, limits)
+        return [[found[number] for number in request.numbers] for found, request in zip(answers, requests, strict=True)]
+
+    def _fill(
+        self, requests: Sequence[Request], waiting: deque[Context], slots: _Slots, keys: _Keys,
+        ready: dict[Context, tuple[Prefix, int]], limits: Limits,
+    ) -> None:  # fmt: skip
+        """Starts waiting answers in free slots: prefills what is new, then samples their first tokens."""
+        first, starting, new, budget = slots.active, [], {}, PREFILL_TOKENS
+        while waiting and slots.active < keys.capacity:
+            index, number = waiting[0]
+            request = requests[index]
+            begun = request.begun.get(number, NOTHING).tokens
+            context = (index, number if begun else -1)
+            length = len(request.prompt) + len(begun)
+            if context not in ready and context not in new:
+                if length > budget and new:
+                    break
+                budget -= length
+                new[context] = [*request.prompt, *begun]
+            waiting.popleft()
+            stream = numpy_rng(limits.seed, *request.key, number).random(limits.max_tokens)[len(begun) :]
+            slots.add(index, number, min(len(stream), limits.slice_tokens or len(stream)), length, stream)
+            starting.append(context)
+        if new:
+            prefix = self._prefill(list(new.values()))
+            ready.update((context, (prefix, row)) for row, context in enumerate(new))
+        states = []
+        for prefix in {id(ready[context][0]): ready[context][0] for context in starting}.values():
+            places = [first + place for place, context in enumerate(starting) if ready[context][0] is prefix]
+            keys.put(places, prefix, [ready[starting[place - first]][1] for place in places])
+        for context in starting:
+            prefix, row = ready[context]
+            states.append(prefix.states[row])
+        self._sample(slots, slice(first, slots.active), torch.stack(states), limits)
+        needed = {context for context in ready if waiting and context == (waiting[0][0], -1)}
+        for context in ready.keys() - needed:
+            del ready[context]
+
+    def _prefill(self, texts: Sequence[Sequence[int]]) -> Prefix:
+        """Computes texts, padded on the right."""
+        longest = max(map(len, texts))
+        tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=self.device)
+        positions = torch.arange(longest, device=self.device).expand(len(texts), -1)
+        mask = torch.full((longest, longest), -torch.inf, device=self.device).triu(1)[None, None]
+        prefix = Prefix()
+        hidden = self.model(tokens, positions, mask, prefix)
+        ends = torch.tensor([len(text) - 1 for text in texts], device=self.device)
+        prefix.states = hidden[torch.arange(len(texts), device=self.device), ends]
+        self.prefilled += sum(map(len, texts))
+        return prefix
+
+    def _decode(self, slots: _Slots, keys: _Keys, limits: Limits) -> None:
+        """Feeds the newest token of every active answer and samples the next."""
+        rows = np.arange(slots.active)
+        places = slots.length[: slots.active]
+        keys.active, keys.length = slots.active, int(places.max()) + 1
+        keys.reserve(keys.length, keys.store)
+        keys.rows, keys.places = (torch.from_numpy(part.copy()).to(self.device) for part in (rows, places))
+        tokens = torch.from_numpy(slots.tokens[rows, slots.count[: slots.active] - 1]).to(self.device)
+        closed = torch.arange(keys.length, device=self.device) > keys.places[:, None]
+        mask = torch.zeros(closed.shape, device=self.device).masked_fill_(closed, -torch.inf)[:, None, None]
+        states = self.model(tokens[:, None], keys.places[:, None], mask, keys)[:, 0]
+        slots.length[: slots.active] += 1
+        self.steps += 1
+        self._sample(slots, slice(0, slots.active), states, limits)
+
+    def _sample(self, slots: _Slots, part: slice, states: Tensor, limits: Limits) -> None:
+        """Draws the next token of some slots from their states (B, H)."""
+        head: Tensor = self.model.head  # type: ignore[assignment]
+        rows, count = np.arange(part.start, part.stop), slots.count[part]
+        uniform = torch.from_numpy(slots.uniform[rows, count]).to(self.device)
+        logits = (states.to(head.dtype) @ head.T).float()
+        tokens, logp = draw(logits if limits.temperature == 1 else logits / limits.temperature, uniform, limits.top_p)
+        slots.tokens[rows, count], slots.logp[rows, count] = tokens.cpu().numpy(), logp.cpu().numpy()
+        if not np.isfinite(slots.logp[rows, count]).all():
+            raise DivergenceError("the logits of a sampled token are not finite: the weights have diverged")
+        slots.count[part] += 1
+
+    def _retire(
+        self, requests: Sequence[Request], slots: _Slots, keys: _Keys, answers: list[dict[int, Answer]], limits: Limits
+    ) -> None:
+        """Takes answers that have ended out of their slots, and closes the gaps."""
+        rows, count = np.arange(slots.active), slots.count[: slots.active]
+        stopped = np.isin(slots.tokens[rows, count - 1], list(limits.stop))
+        for row in np.flatnonzero(stopped | (count >= slots.room[: slots.active]))[::-1].tolist():
+            index, number, new = int(slots.request[row]), int(slots.number[row]), int(count[row])
+            begun = requests[index].begun.get(number, NOTHING)
+            answers[index][number] = Answer(
+                tokens=begun.tokens + slots.tokens[row, :new].tolist(),
+                logp=begun.logp + slots.logp[row, :new].tolist(),
+                versions=begun.versions + [self.version] * new,
+                stopped=bool(stopped[row]),
+            )
+            slots.active -= 1
+            if row < slots.active:
+                slots.move(slots.active, row)
+                keys.move(slots.active, row)
+
+
+def draw(logits: Tensor, uniform: Tensor, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Draws tokens by inversion.
+
+    Args:
+        logits: (B, V) float32, at the temperature.
+        uniform: (B,) in [0, 1).
+        top_p: Draw only from the most probable tokens that together have at least this probability.
+
+    Returns:
+        Tokens (B,) and their log-probabilities (B,) before top-p.
+    """
+    total = logits.logsumexp(-1, keepdim=True)
+    p = (logits - total).exp_()
+    if top_p < 1:
+        p = p * _nucleus(p, top_p)
+    size = max(1, int(p.shape[-1] ** 0.5))
+    sums = nn.functional.pad(p, (0, -p.shape[-1] % size)).unflatten(-1, (-1, size)).sum(-1)
+    edges = sums.double().cumsum(-1)
+    aim = uniform.double()[:, None] * edges[:, -1:]
+    block = torch.searchsorted(edges, aim, right=True).clamp(max=sums.shape[-1] - 1)
+    rest = aim - edges.gather(-1, block) + sums.double().gather(-1, block)
+    inside = block * size + torch.arange(size, device=p.device)
+    part = p.gather(-1, inside.clamp(max=p.shape[-1] - 1)) * (inside < p.shape[-1])
+    steps = part.double().cumsum(-1)
+    # rounding may point just past the last possible token of the block
+    offset = torch.searchsorted(steps, torch.minimum(rest, steps[:, -1:] * (1 - 1e-12)), right=True)
+    offset = offset.clamp(max=size - 1)
+    tokens = (block * size + offset)[:, 0].clamp(max=p.shape[-1] - 1)
+    return tokens, (logits.gather(-1, tokens[:, None]) - total)[:, 0]
+
+
+def _nucleus(p: Tensor, top_p: float) -> Tensor:
+    """Mask (B, V) of the fewest most probable tokens whose probabilities sum to ``top_p`` or more."""
+    for count in (256, p.shape[-1]):
+        values = p.topk(min(count, p.shape[-1])).values
+        before = values.cumsum(-1) - values
+        if count >= p.shape[-1] or bool((before[:, -1] + values[:, -1] >= top_p).all()):
+            break
+    kept = (before < top_p).sum(-1, keepdim=True)
+    return p >= values.gather(-1, kept - 1)
