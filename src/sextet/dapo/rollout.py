@@ -286,31 +286,36 @@ def draw(logits: Tensor, uniform: Tensor, top_p: float = 1.0) -> tuple[Tensor, T
     """Draws tokens by inversion.
 
     Args:
-        logits: (B, V) float32, at the temperature.
+        logits: (B, V) float32, at the temperature; overwritten.
         uniform: (B,) in [0, 1).
         top_p: Draw only from the most probable tokens that together have at least this probability.
 
     Returns:
         Tokens (B,) and their log-probabilities (B,) before top-p.
     """
-    total = logits.logsumexp(-1, keepdim=True)
-    p = (logits - total).exp_()
+    number = logits.shape[-1]
+    p = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    size = next((size for size in (256, 128, 64) if number % size == 0), number)  # blocks: first one, then in it
+    sums = p.unflatten(-1, (-1, size)).sum(-1)
+    total = sums.sum(-1)
+    kept, kept_sums = p, sums
     if top_p < 1:
-        p = p * _nucleus(p, top_p)
-    size = max(1, int(p.shape[-1] ** 0.5))
-    sums = nn.functional.pad(p, (0, -p.shape[-1] % size)).unflatten(-1, (-1, size)).sum(-1)
-    edges = sums.double().cumsum(-1)
-    aim = uniform.double()[:, None] * edges[:, -1:]
-    block = torch.searchsorted(edges, aim, right=True).clamp(max=sums.shape[-1] - 1)
-    rest = aim - edges.gather(-1, block) + sums.double().gather(-1, block)
-    inside = block * size + torch.arange(size, device=p.device)
-    part = p.gather(-1, inside.clamp(max=p.shape[-1] - 1)) * (inside < p.shape[-1])
-    steps = part.double().cumsum(-1)
-    # rounding may point just past the last possible token of the block
-    offset = torch.searchsorted(steps, torch.minimum(rest, steps[:, -1:] * (1 - 1e-12)), right=True)
-    offset = offset.clamp(max=size - 1)
-    tokens = (block * size + offset)[:, 0].clamp(max=p.shape[-1] - 1)
-    return tokens, (logits.gather(-1, tokens[:, None]) - total)[:, 0]
+        kept = p * _nucleus(p / total[:, None], top_p)
+        kept_sums = kept.unflatten(-1, (-1, size)).sum(-1)
+    block, rest = _invert(kept_sums, uniform.double() * kept_sums.double().sum(-1))
+    inside, _ = _invert(kept.unflatten(-1, (-1, size))[torch.arange(len(p), device=p.device), block], rest)
+    tokens = block * size + inside
+    return tokens, (p.gather(-1, tokens[:, None])[:, 0] / total).log()
+
+
+def _invert(weights: Tensor, aim: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns which of the weights (B, N) covers ``aim`` (B,) when they are laid end to end, and how far into it."""
+    edges = weights.double().cumsum(-1)
+    # rounding may aim just past the end; an entry without weight is never found
+    place = torch.searchsorted(edges, torch.minimum(aim[:, None], edges[:, -1:] * (1 - 1e-12)), right=True)
+    place = place.clamp(max=weights.shape[-1] - 1)
+    before = edges.gather(-1, place) - weights.double().gather(-1, place)
+    return place[:, 0], (aim[:, None] - before)[:, 0]
 
 
 def _nucleus(p: Tensor, top_p: float) -> Tensor:
@@ -320,5 +325,5 @@ def _nucleus(p: Tensor, top_p: float) -> Tensor:
         before = values.cumsum(-1) - values
         if count >= p.shape[-1] or bool((before[:, -1] + values[:, -1] >= top_p).all()):
             break
-    kept = (before < top_p).sum(-1, keepdim=True)
-    return p >= values.gather(-1, kept - 1)
+    number = (before < top_p).sum(-1, keepdim=True)
+    return p >= values.gather(-1, number - 1)
