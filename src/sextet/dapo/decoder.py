@@ -58,7 +58,7 @@ class Shape:
         if not plain or not heads:
             return None
         return Shape(
-            kind=kind,
+            kind=str(kind),
             **{name: config[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
             num_attention_heads=heads,
             num_key_value_heads=config.get("num_key_value_heads") or heads,
@@ -194,7 +194,9 @@ class Decoder(nn.Module):
     @property
     def head(self) -> Tensor:
         """The weights (V, H) of the logits."""
-        return self.model.embed_tokens.weight if self.shape.tie_word_embeddings else self.lm_head.weight
+        layer = self.model.embed_tokens if self.shape.tie_word_embeddings else self.lm_head
+        weight: Tensor = layer.weight
+        return weight
 
     def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None = None) -> Tensor:
         """Returns the hidden states (B, L, H) of tokens.

@@ -19,7 +19,7 @@ def token_scores(hidden: Tensor, head: Tensor, targets: Tensor, temperature: flo
         targets: (n,) the tokens.
         temperature: Divides the logits.
     """
-    return _Scores.apply(hidden, head, targets, temperature)  # type: ignore[no-any-return]
+    return _Scores.apply(hidden, head, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Scores(torch.autograd.Function):

@@ -46,7 +46,7 @@ class Rows:
     @property
     def answers(self) -> list[int]:
         """The numbers of the answers, in the order of their tokens."""
-        return torch.unique_consecutive(self.answer).tolist()
+        return [int(index) for index in torch.unique_consecutive(self.answer)]
 
 
 def pack(pieces: Sequence[Piece], capacity: int) -> list[list[Piece]]:

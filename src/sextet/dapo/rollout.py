@@ -170,8 +170,16 @@ class Engine:
             DivergenceError: The logits of a token are not finite.
         """
         self.model.eval()
-        answers: list[dict[int, Answer]] = [{} for _ in requests]
-        waiting = deque((index, number) for index, request in enumerate(requests) for number in request.numbers)
+        answers = [
+            {n: begun for n, begun in request.begun.items() if begun.stopped or len(begun.tokens) >= limits.max_tokens}
+            for request in requests
+        ]
+        waiting = deque(
+            (index, number)
+            for index, request in enumerate(requests)
+            for number in request.numbers
+            if number not in answers[index]
+        )
         capacity = min(self.capacity, max(1, len(waiting)))
         slots, keys = _Slots(capacity, limits.max_tokens), _Keys(capacity)
         ready: dict[Context, tuple[Prefix, int]] = {}
@@ -190,7 +198,9 @@ class Engine:
         ready: dict[Context, tuple[Prefix, int]], limits: Limits,
     ) -> None:  # fmt: skip
         """Starts waiting answers in free slots: prefills what is new, then samples their first tokens."""
-        first, starting, new, budget = slots.active, [], {}, PREFILL_TOKENS
+        first, budget = slots.active, PREFILL_TOKENS
+        starting: list[Context] = []
+        new: dict[Context, list[int]] = {}
         while waiting and slots.active < keys.capacity:
             index, number = waiting[0]
             request = requests[index]

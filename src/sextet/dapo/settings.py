@@ -94,8 +94,9 @@ class SamplingConfig:
     """Of sampling (script: 1)."""
     dynamic: bool | None = None
     """Dynamic sampling: groups that are all right or all wrong are dropped and others sampled in their place."""
-    candidates: float = 1.0
-    """Prompts sampled in a round, as a multiple of those still wanted (script: 3 times N, without regard to it)."""
+    candidates: float = 0.0
+    """Prompts sampled in a round, as a multiple of the groups still wanted (script: 3 times N, whatever is wanted); 0:
+    as many as the share of groups with a spread makes likely."""
     max_rounds: int = 10
     """Most rounds in a step (script: 10); then the step trains on what there is. 0: no bound."""
     surplus: Literal["drop", "carry"] = "drop"
@@ -111,7 +112,7 @@ class SamplingConfig:
         """Checks counts."""
         for name in ("prompts", "answers", "max_tokens", "max_empty"):
             require(getattr(self, name) >= 1, f"sampling.{name}", getattr(self, name), "1 or more")
-        require(self.candidates >= 1, "sampling.candidates", self.candidates, "1 or more")
+        require(self.candidates == 0 or self.candidates >= 1, "sampling.candidates", self.candidates, "0, or 1 or more")
         require(self.temperature > 0, "sampling.temperature", self.temperature, "above 0: training needs chance")
         require(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "above 0, at most 1")
         require(self.curriculum >= 0, "sampling.curriculum", self.curriculum, "0 or more")

@@ -1,0 +1,244 @@
+"""The update: groups to advantages, mini-batches, packed rows, loss, one optimiser step each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sextet.core.device import Device
+from sextet.core.errors import DivergenceError
+from sextet.core.run import Run
+from sextet.dapo.groups import Group
+from sextet.dapo.logprob import token_scores
+from sextet.dapo.loss import Tokens, advantages, overlong_penalty, policy_loss, token_weights
+from sextet.dapo.packing import Piece, build, micro_batches, pack
+from sextet.dapo.rollout import Answer
+from sextet.dapo.settings import Config
+
+ROW = 256  # tokens of a row with several short texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """An answer with all that its loss needs."""
+
+    group: int
+    prompt: list[int]
+    answer: Answer
+    advantage: float
+    kept: bool
+
+
+def samples_of(groups: Sequence[Group], config: Config) -> tuple[list[Sample], dict[str, float]]:
+    """Returns the answers of groups with their advantages, and means for the logs."""
+    loss, sampling = config.loss, config.sampling
+    rewards, index, punished = [], [], []
+    for number, group in enumerate(groups):
+        for answer, score in zip(group.answers, group.scores, strict=True):
+            penalty = overlong_penalty(len(answer.tokens), sampling.max_tokens, sampling.cache_tokens)
+            punished.append((loss.overlong_punishment or 0.0) * penalty)
+            rewards.append(score + punished[-1])
+            index.append(number)
+    found = advantages(torch.tensor(rewards), torch.tensor(index, dtype=torch.long), str(loss.advantage))
+    answers = [answer for group in groups for answer in group.answers]
+    samples = [
+        Sample(
+            group=number,
+            prompt=groups[number].prompt,
+            answer=answer,
+            advantage=advantage,
+            kept=answer.stopped or not loss.overlong_filter,
+        )
+        for number, answer, advantage in zip(index, answers, found.tolist(), strict=True)
+    ]
+    return samples, {
+        "reward/mean": float(np.mean(rewards)),
+        "reward/std": float(np.std(rewards)),
+        "reward/length_penalty": float(np.mean(punished)),
+    }
+
+
+class Learner:
+    """The policy and its optimiser.
+
+    Args:
+        model: As `decoder.Decoder`.
+        config: With no field left to the method.
+        device: Where to compute, and the ranks.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, device: Device) -> None:
+        self.config, self.device = config, device
+        self.model = model.to(device.device)
+        self.model.checkpointing = config.optim.checkpointing  # type: ignore[assignment]
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optim = config.optim
+        self.optimiser = torch.optim.AdamW(
+            self.parameters, optim.learning_rate, weight_decay=optim.weight_decay, fused=True
+        )
+        self.reference = copy.deepcopy(model).eval() if config.loss.kl else None
+        self.bad = 0
+
+    def update(self, groups: Sequence[Group], run: Run) -> dict[str, float]:
+        """Learns from the groups of a step; returns means for the logs.
+
+        Raises:
+            DivergenceError: Too many updates in a row were not finite.
+        """
+        config, optim = self.config, self.config.optim
+        samples, logs = samples_of(groups, config)
+        rate = optim.learning_rate * min(1.0, (run.step + 1) / optim.warmup if optim.warmup else 1.0)
+        for setting in self.optimiser.param_groups:
+            setting["lr"] = rate
+        old = self._scores(self.model, samples) if config.loss.old == "recompute" else None
+        reference = self._scores(self.reference, samples) if self.reference is not None else None
+        totals: dict[str, float] = {}
+        norms, losses, skipped = [], [], 0
+        for number in range(optim.passes):
+            order = run.rng("update", run.step, number).numpy.permutation(len(groups))
+            place = np.argsort(order)
+            arranged = sorted(range(len(samples)), key=lambda index: (place[samples[index].group], index))
+            for part in np.array_split(np.array(arranged), min(optim.minibatches, len(arranged))):
+                chosen = part.tolist()
+                try:
+                    loss, norm, sums = self._step(samples, chosen, old, reference)
+                except DivergenceError as error:
+                    skipped += 1
+                    self.bad += 1
+                    run.event("update skipped", step=run.step, error=str(error), answers=chosen)
+                    if self.bad >= optim.max_bad:
+                        raise
+                    continue
+                self.bad = 0
+                losses.append(loss)
+                norms.append(norm)
+                for name, value in sums.items():
+                    totals[name] = totals.get(name, 0.0) + value
+        return logs | self._logs(totals, losses, norms, rate, skipped)
+
+    def _step(
+        self, samples: Sequence[Sample], chosen: Sequence[int], old: dict[int, Tensor] | None,
+        reference: dict[int, Tensor] | None,
+    ) -> tuple[float, float, dict[str, float]]:  # fmt: skip
+        """One optimiser step on a mini-batch."""
+        config = self.config
+        batch = [samples[index] for index in chosen]
+        weights = token_weights(
+            [len(sample.answer.tokens) for sample in batch], [sample.group for sample in batch],
+            str(config.loss.aggregate), horizon=config.sampling.max_tokens, kept=[sample.kept for sample in batch],
+        )  # fmt: skip
+        weight = dict(zip(chosen, weights.tolist(), strict=True))
+        # without an advantage and other terms an answer has no gradient; it counts in the weights of the others
+        idle = not config.loss.kl and not config.loss.entropy
+        active = [i for i in chosen if weight[i] and not (idle and samples[i].advantage == 0)]
+        self.optimiser.zero_grad(set_to_none=True)
+        total = 0.0
+        sums: dict[str, float] = {}
+        for rows in self._rows(samples, active, shared=True):
+            logp, entropy, answers, index = self._forward(self.model, rows)
+            logs = [samples[i].answer.logp for i in answers]
+            rollout = torch.tensor([value for values in logs for value in values], device=logp.device)
+            tokens = Tokens(
+                old=rollout if old is None else torch.cat([old[i] for i in answers]),
+                rollout=rollout,
+                advantage=_spread([samples[i].advantage for i in answers], logs, logp),
+                weight=_spread([weight[i] for i in answers], logs, logp),
+                answer=index,
+                reference=None if reference is None else torch.cat([reference[i] for i in answers]),
+            )
+            loss, found = policy_loss(logp, entropy, tokens, config.loss)
+            loss.backward()
+            total += float(loss.detach())
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        self._reduce()
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if not gradients:
+            return 0.0, 0.0, sums
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.optim.clip)
+        if not bool(norm.isfinite()):
+            self.optimiser.zero_grad(set_to_none=True)
+            raise DivergenceError(f"the gradient's norm is {float(norm)}; nothing was applied")
+        self.optimiser.step()
+        return total, float(norm), sums
+
+    def _rows(self, samples: Sequence[Sample], chosen: Sequence[int], *, shared: bool) -> Iterator[list[list[Piece]]]:
+        """Yields micro-batches of this rank."""
+        pieces = [
+            Piece(index=i, group=samples[i].group, prompt=samples[i].prompt, answer=samples[i].answer.tokens)
+            for i in chosen
+        ]
+        if not pieces:
+            return
+        world = self.device.world
+        rows = pack(pieces, ROW)[world.rank :: world.size] if shared else pack(pieces, ROW)
+        if rows:
+            yield from micro_batches(rows, self.config.optim.micro_tokens)
+
+    def _forward(self, model: nn.Module, pieces: list[list[Piece]]) -> tuple[Tensor, Tensor, list[int], Tensor]:
+        """Returns log-probabilities and entropies (n,), the answers in their order, and each token's answer (n,)."""
+        rows = build(pieces)
+        answers = rows.answers
+        tokens, positions, mask, source, target, index = self.device.move(
+            (rows.tokens, rows.positions, rows.mask, rows.source, rows.target, rows.answer)
+        )
+        with self.device.autocast():
+            hidden = model(tokens, positions, mask).flatten(0, 1)[source]
+            head: Any = model.head
+            logp, entropy = token_scores(hidden, head, target, self.config.sampling.temperature)
+        return logp, entropy, answers, index
+
+    @torch.no_grad()
+    def _scores(self, model: nn.Module, samples: Sequence[Sample]) -> dict[int, Tensor]:
+        """Returns the log-probabilities of every answer's tokens under a model."""
+        found: dict[int, Tensor] = {}
+        for rows in self._rows(samples, range(len(samples)), shared=False):
+            logp, _, answers, _ = self._forward(model, rows)
+            found.update(zip(answers, logp.split([len(samples[i].answer.tokens) for i in answers]), strict=True))
+        return found
+
+    def _reduce(self) -> None:
+        """Adds the gradients of all ranks."""
+        if self.device.world.size == 1:
+            return
+        import torch.distributed as dist
+
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        flat = torch.cat([parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None])
+        dist.all_reduce(flat)
+        at = 0
+        for parameter in self.parameters:
+            parameter.grad = flat[at : at + parameter.numel()].view_as(parameter)
+            at += parameter.numel()
+
+    def _logs(
+        self, totals: dict[str, float], losses: Sequence[float], norms: Sequence[float], rate: float, skipped: int
+    ) -> dict[str, float]:
+        """Means over tokens and updates."""
+        tokens = max(totals.pop("tokens", 0.0), 1.0)
+        above = totals.get("clip_high", 0.0)
+        probability = totals.pop("clip_high_probability", 0.0)
+        means = {f"policy/{name}": value / tokens for name, value in totals.items()}
+        if above:
+            means["policy/clip_high_probability"] = probability / above
+        return means | {
+            "train/loss": float(np.mean(losses)) if losses else 0.0,
+            "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
+            "train/learning_rate": rate,
+            "train/tokens": tokens,
+            "train/skipped": float(skipped),
+        }
+
+
+def _spread(values: Sequence[float], tokens: Sequence[Sequence[float]], like: Tensor) -> Tensor:
+    """Repeats each answer's value for its tokens."""
+    counts = torch.tensor([len(part) for part in tokens])
+    return torch.tensor(values, dtype=like.dtype).repeat_interleave(counts).to(like.device)
