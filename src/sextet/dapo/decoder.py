@@ -163,7 +163,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
         """(B, L, H) -> (B, L, H)."""
         x = x + self.self_attn(self.input_layernorm(x), turns, mask, cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Body(nn.Module):
