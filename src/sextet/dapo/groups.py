@@ -117,7 +117,8 @@ class Collector:
         self.order = Prompts(len(problems), seed, config.curriculum)
         self.left: list[Group] = []
         self.share = 1.0
-        self._tokenizer: Any = None
+        self.empty = 0
+        """Steps in a row without a group to train on."""
 
     def collect(self, step: int, run: Run, decode: Any) -> tuple[list[Group], list[Group], dict[str, float]]:
         """Returns the groups to train on, all groups that were judged for it, and counts for the logs.
@@ -215,6 +216,7 @@ class Collector:
             "tried": self.order.tried.tolist(),
             "solved": self.order.solved.tolist(),
             "share": self.share,
+            "empty": self.empty,
             "left": [
                 asdict(group)
                 for group in self.left
@@ -233,7 +235,7 @@ class Collector:
         """
         if len(state["tried"]) != len(self.problems):
             raise DataError(f"the checkpoint is of {len(state['tried'])} problems; there are {len(self.problems)} now")
-        self.order.drawn, self.share = state["drawn"], state["share"]
+        self.order.drawn, self.share, self.empty = state["drawn"], state["share"], state["empty"]
         self.order.tried, self.order.solved = np.array(state["tried"]), np.array(state["solved"])
         self.left = [
             Group(

@@ -32,7 +32,10 @@ class Sample:
     prompt: list[int]
     answer: Answer
     advantage: float
+    penalty: float
+    """The soft overlong punishment in its reward."""
     kept: bool
+    """Whether it has a loss; overlong filtering takes it from answers that were cut off."""
 
 
 def samples_of(groups: Sequence[Group], config: Config) -> tuple[list[Sample], dict[str, float]]:
@@ -53,9 +56,10 @@ def samples_of(groups: Sequence[Group], config: Config) -> tuple[list[Sample], d
             prompt=groups[number].prompt,
             answer=answer,
             advantage=advantage,
+            penalty=penalty,
             kept=answer.stopped or not loss.overlong_filter,
         )
-        for number, answer, advantage in zip(index, answers, found.tolist(), strict=True)
+        for number, answer, advantage, penalty in zip(index, answers, found.tolist(), punished, strict=True)
     ]
     return samples, {
         "reward/mean": float(np.mean(rewards)),
@@ -85,14 +89,13 @@ class Learner:
         self.reference = copy.deepcopy(model).eval() if config.loss.kl else None
         self.bad = 0
 
-    def update(self, groups: Sequence[Group], run: Run) -> dict[str, float]:
-        """Learns from the groups of a step; returns means for the logs.
+    def update(self, samples: Sequence[Sample], run: Run) -> dict[str, float]:
+        """Learns from the answers of a step; returns means for the logs.
 
         Raises:
             DivergenceError: Too many updates in a row were not finite.
         """
         config, optim = self.config, self.config.optim
-        samples, logs = samples_of(groups, config)
         rate = optim.learning_rate * min(1.0, (run.step + 1) / optim.warmup if optim.warmup else 1.0)
         for setting in self.optimiser.param_groups:
             setting["lr"] = rate
@@ -101,8 +104,7 @@ class Learner:
         totals: dict[str, float] = {}
         norms, losses, skipped = [], [], 0
         for number in range(optim.passes):
-            order = run.rng("update", run.step, number).numpy.permutation(len(groups))
-            place = np.argsort(order)
+            place = run.rng("update", run.step, number).numpy.permutation(1 + samples[-1].group)
             arranged = sorted(range(len(samples)), key=lambda index: (place[samples[index].group], index))
             for part in np.array_split(np.array(arranged), min(optim.minibatches, len(arranged))):
                 chosen = part.tolist()
@@ -120,7 +122,7 @@ class Learner:
                 norms.append(norm)
                 for name, value in sums.items():
                     totals[name] = totals.get(name, 0.0) + value
-        return logs | self._logs(totals, losses, norms, rate, skipped)
+        return self._logs(totals, losses, norms, rate, skipped)
 
     def _step(
         self, samples: Sequence[Sample], chosen: Sequence[int], old: dict[int, Tensor] | None,
