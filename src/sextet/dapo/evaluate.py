@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from sextet.core.config import from_dict
@@ -78,8 +79,8 @@ def test(
     """Answers problems k times each and judges the answers.
 
     Returns:
-        Intervals over problems in percent: ``avg@k``, ``pass@k`` (any right), ``cons@k`` (the majority is right), and and by
-        kind where problems have kinds; the mean length, and the shares of answers cut off and without a verdict.
+        Intervals over problems in percent: ``avg@k``, ``pass@k`` (any right), ``cons@k`` (the majority is right), and
+        by kind where problems have kinds; the mean length, and the shares of answers cut off and without a verdict.
     """
     settings, sampling = config.evaluation, config.sampling
     k, chosen = settings.samples, problems[: settings.problems]
@@ -99,15 +100,12 @@ def test(
     ]
     verdicts = verifier.verdicts(items)
     groups = [verdicts[start : start + k] for start in range(0, len(verdicts), k)]
-    right = np.array([[bool(verdict.right) for verdict in group] for group in groups], dtype=float)
+    right = 100 * np.array([[bool(verdict.right) for verdict in group] for group in groups], dtype=float)
     scores = {
-        f"avg@{k}": percent(right.mean(1)),
-        f"pass@{k}": percent(right.max(1)),
-        f"cons@{k}": percent([float(majority(group)) for group in groups]),
+        **by_kind(f"avg@{k}", right.mean(1), chosen),
+        f"pass@{k}": bootstrap_interval(right.max(1)).as_dict(),
+        f"cons@{k}": bootstrap_interval([100.0 * majority(group) for group in groups]).as_dict(),
     }
-    kinds = [problem.extra.get("kind", "") for problem in chosen]
-    for kind in sorted(set(kinds) - {""}):
-        scores[f"avg@{k}, {kind}"] = percent(right.mean(1)[[found == kind for found in kinds]])
     flat = [answer for group in answers for answer in group]
     return scores | {
         "length": float(np.mean([len(answer.tokens) for answer in flat])),
@@ -117,9 +115,13 @@ def test(
     }
 
 
-def percent(values: Sequence[float] | np.ndarray) -> dict[str, Any]:
-    """The mean with its interval, in percent."""
-    return bootstrap_interval(100 * np.asarray(values, dtype=np.float64)).as_dict()
+def by_kind(name: str, values: NDArray[np.float64], problems: Sequence[Problem]) -> dict[str, Any]:
+    """The interval of the mean over problems, and over those of each kind where they have kinds."""
+    kinds = np.array([str(problem.extra.get("kind", "")) for problem in problems])
+    found = {name: bootstrap_interval(values).as_dict()}
+    for kind in sorted(set(kinds.tolist()) - {""}):
+        found[f"{name}, {kind}"] = bootstrap_interval(values[kinds == kind]).as_dict()
+    return found
 
 
 def majority(verdicts: Sequence[Verdict]) -> bool:

@@ -70,7 +70,7 @@ class Foreign(nn.Module):
         except ImportError as error:
             raise missing_extra("transformers", "llm", "a pretrained model") from error
         settings = AutoConfig.for_model(**record)
-        return cls(AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa"))
+        return cls(AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa"))  # type: ignore[no-untyped-call]
 
     @property
     def checkpointing(self) -> bool:

@@ -215,12 +215,12 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     }
     for name, module in model.named_modules():
         if hasattr(module, "base_layer"):
-            delta: Tensor = module.get_delta_weight("default")  # type: ignore[operator]
-            weights[f"{name}.weight"] = module.base_layer.weight.detach() + delta.detach()  # type: ignore
+            delta: Tensor = module.get_delta_weight("default")
+            weights[f"{name}.weight"] = module.base_layer.weight.detach() + delta.detach()
     return weights
 
 
-def add_adapters(model: nn.Module, rank: int, alpha: float) -> None:
+def add_adapters(model: nn.Module, rank: int, alpha: int) -> None:
     """Freezes a model and adds low-rank adapters to its linear layers but the head.
 
     Raises:

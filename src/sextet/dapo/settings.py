@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from sextet.core.config import RunConfig, require
-from sextet.core.errors import UsageError
+from sextet.core.errors import UsageError, unknown
 
 GRPO = {
     "objective": "clip", "advantage": "group", "aggregate": "sequence", "clip_low": 0.2, "clip_high": 0.2,
@@ -172,7 +172,7 @@ class ModelConfig:
     """Code of the network: our own for Llama, Qwen2 and Qwen3, that of transformers for all others."""
     lora_rank: int = 0
     """Rank of low-rank adapters, the only weights trained (needs peft); 0: all weights are trained."""
-    lora_alpha: float = 16.0
+    lora_alpha: int = 16
     """Their scale times the rank."""
 
 
@@ -271,15 +271,26 @@ class Config(RunConfig):
     optim: OptimConfig = field(default_factory=OptimConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    ablation: str = "table,hard_table,chain"
+    """Tasks of the ablation."""
     num_seeds: int = 5
     """Seeds of an ablation; seed, seed+1 and so on."""
     samples_kept: int = 32
     """Groups of a step whose answers are kept for the page; 0: none."""
 
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks of the ablation."""
+        return [name.strip() for name in self.ablation.split(",")]
+
     def __post_init__(self) -> None:
         """Checks what depends on several fields."""
         super().__post_init__()
+        require(self.num_seeds >= 1, "num_seeds", self.num_seeds, "1 or more")
         if self.method == "ablate":
+            for name in self.tasks:
+                if name not in ("table", "hard_table", "chain"):
+                    raise UsageError(unknown("task of the ablation", name, ("table", "hard_table", "chain")))
             return
         loss, sampling = filled(self.loss, self.method), filled(self.sampling, self.method)
         grouped = loss.advantage != "rloo"

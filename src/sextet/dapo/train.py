@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,7 @@ from safetensors.torch import load_file
 from sextet.core.device import Device, pick_device
 from sextet.core.errors import DataError, SextetError
 from sextet.core.run import Run
-from sextet.core.stats import bootstrap_interval
-from sextet.dapo.evaluate import Reader, right_probability, test
+from sextet.dapo.evaluate import Reader, by_kind, right_probability, test
 from sextet.dapo.generators import Pool
 from sextet.dapo.groups import Collector, Group
 from sextet.dapo.learner import Learner, Sample, samples_of
@@ -56,8 +56,13 @@ def check(config: Config) -> None:
         model_folder(config.model.source)
 
 
-def train(config: Config, run: Run) -> None:
+def train(config: Config, run: Run, start: Path | None = None) -> None:
     """Trains a policy and tests it before, during and after.
+
+    Args:
+        config: The settings.
+        run: Where to keep everything.
+        start: A finished part with the weights that a tiny model starts from; None: it is taught first.
 
     Raises:
         Stalled: No group had a spread in ``sampling.max_empty`` steps in a row.
@@ -74,7 +79,7 @@ def train(config: Config, run: Run) -> None:
     for note in task.notes:
         run.say(f"data: {note}")
         run.event("warning", text=note)
-    language = begin(config, run, task)
+    language = begin(config, run, task, start)
     reader = Reader.of(language.tokenizer, config.task, task)
     problems, prompts = fitting(task.train, reader, config, run)
     device = Device(config.device, config.precision, threads=config.threads, world=run.world)
@@ -106,7 +111,7 @@ def train(config: Config, run: Run) -> None:
             if task.reward == "exact":
                 chosen = task.test[: config.evaluation.problems]
                 chances = right_probability(learner.model, chosen, reader, config, device)
-                scores["p(right)"] = bootstrap_interval(100 * np.array(chances)).as_dict()
+                scores |= by_kind("p(right)", 100 * np.array(chances), chosen)
             return scores
 
         for step in run.steps(config.optim.steps):
@@ -116,7 +121,7 @@ def train(config: Config, run: Run) -> None:
                 run.log({f"eval/{name}": value["mean"] for name, value in scores.items() if isinstance(value, dict)})
                 first = first or scores
             pool.publish(plain_weights(learner.model), step)
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             groups, seen, counts = collector.collect(step, run, reader.decode)
             generated = time.perf_counter()
             logs = group_logs(seen, counts, step)
@@ -124,6 +129,7 @@ def train(config: Config, run: Run) -> None:
             if groups:
                 samples, rewards = samples_of(groups, config)
                 logs |= rewards | learner.update(samples, run)
+            cpu = time.process_time() - cpu
             by_draw: dict[int, list[Sample]] = {group.draw: [] for group in groups}
             for sample in samples:
                 by_draw[groups[sample.group].draw].append(sample)
@@ -134,6 +140,7 @@ def train(config: Config, run: Run) -> None:
                     "time/test": began - started,
                     "time/collect": generated - began,
                     "time/update": time.perf_counter() - generated,
+                    "time/cpu": cpu,
                     "groups/trained": float(len(groups)),
                 }
             )
@@ -153,17 +160,27 @@ def finish(run: Run, language: Language, learner: Learner, summary: dict[str, An
         shutil.copytree(about, run.directory / "final" / "language", dirs_exist_ok=True)
 
 
-def begin(config: Config, run: Run, task: Task) -> Language:
+def start_part(config: Config, part: Run) -> Language:
+    """Teaches a tiny model, if it was not yet, and finishes the part; returns the model."""
+    task = load_task(config.task, config.seed)
+    language = tiny(config.model, task.characters, part.rng("init").torch)
+    if not part.finished:
+        teach(language, task, config.model, part)
+    return language
+
+
+def begin(config: Config, run: Run, task: Task, start: Path | None = None) -> Language:
     """Returns the model at the start: read, or for a tiny one taught in a part of the run."""
     if config.model.source != "tiny":
         language = load_language(model_folder(config.model.source), config.model.implementation)
     else:
+        if start is None:
+            part = run.child("start")
+            start_part(config, part)
+            run.world.barrier()
+            start = part.directory
         language = tiny(config.model, task.characters, run.rng("init").torch)
-        part = run.child("start")
-        if not part.finished:
-            teach(language, task, config.model, part)
-        run.world.barrier()
-        language.model.load_state_dict(load_file(part.directory / "final" / "model.safetensors"))
+        language.model.load_state_dict(load_file(start / "final" / "model.safetensors"))
     if config.model.lora_rank:
         add_adapters(language.model, config.model.lora_rank, config.model.lora_alpha)
     return language

@@ -11,8 +11,13 @@ from sextet.dapo.rewards import Verdict
 class Verifier:
     """Judges answers."""
 
-    def __init__(self, reward: str) -> None:
+    def __init__(self, reward: str, **_: Any) -> None:
         self.reward = reward
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     def verdicts(self, items: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[Verdict]:
         """Returns a verdict for each (answer, right answer, extra)."""
