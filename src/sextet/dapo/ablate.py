@@ -231,8 +231,8 @@ def write_bench(run: Run, number: int, name: str, bench: Bench, seeds: Sequence[
         columns=["row", "learning rate", *views, "over the row before", "direction"],
         rows=rows,
         note=f"Mean and 95 % interval over {len(seeds)} seeds, each row at the best of the learning rates "
-        f"{', '.join(f'{rate:g}' for rate in bench.rates)} after {half} updates. Each row adds to the one before, but soft "
-        "punishment takes the place of filtering. Differences are paired by seed, after the same updates.",
+        f"{', '.join(f'{rate:g}' for rate in bench.rates)} after {half} updates. Each row adds to the one before, but "
+        "soft punishment takes the place of filtering. Differences are paired by seed, after the same updates.",
     )
     write_rates(run, number, name, bench, curves, half)
     draw(run, number, name, bench, chosen)

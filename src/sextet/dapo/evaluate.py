@@ -19,7 +19,6 @@ from sextet.core.errors import DataError, UsageError
 from sextet.core.files import read_json
 from sextet.core.seeding import key
 from sextet.core.stats import bootstrap_interval
-from sextet.dapo.logprob import token_scores
 from sextet.dapo.model import Language, Messages, Tokenizer, load_language
 from sextet.dapo.packing import Piece, build, micro_batches, pack
 from sextet.dapo.rewards import Verdict
@@ -135,9 +134,12 @@ def majority(verdicts: Sequence[Verdict]) -> bool:
 
 @torch.no_grad()
 def right_probability(
-    model: nn.Module, problems: Sequence[Problem], reader: Reader, config: Config, device: Device
+    scorer: nn.Module, problems: Sequence[Problem], reader: Reader, config: Config, device: Device
 ) -> list[float]:
-    """Returns for each problem the exact probability of its answer, to the letter, at the training temperature."""
+    """Returns for each problem the exact probability of its answer, to the letter, at the training temperature.
+
+    ``scorer`` is a :class:`sextet.dapo.learner.Scorer`.
+    """
     end = reader.stop[-1]
     pieces = [
         Piece(
@@ -151,11 +153,8 @@ def right_probability(
     found: dict[int, float] = {}
     for batch in micro_batches(pack(pieces, 256), config.optim.micro_tokens):
         rows = build(batch)
-        moved = device.move((rows.tokens, rows.positions, rows.mask, rows.source, rows.target))
         with device.autocast():
-            hidden = model(*moved[:3]).flatten(0, 1)[moved[3]]
-            head: Any = model.head
-            logp, _ = token_scores(hidden, head, moved[4], config.sampling.temperature)
+            logp, _ = scorer(*device.move((rows.tokens, rows.positions, rows.mask, rows.source, rows.target)))
         sums = torch.zeros(len(pieces)).index_add_(0, rows.answer, logp.cpu())
         found.update((index, float(sums[index].exp())) for index in rows.answers)
     return [found[index] for index in range(len(pieces))]

@@ -5,22 +5,17 @@ Nothing is downloaded, and no file is read that could hold code: weights are saf
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sextet.core.checkpoint import pack_tensors
 from sextet.core.errors import DataError, UsageError, missing_extra
-from sextet.core.files import atomic_write_bytes, read_json, write_json
+from sextet.core.files import read_json, write_json
 from sextet.dapo.decoder import Decoder, Shape
 from sextet.dapo.settings import ModelConfig
 
@@ -234,24 +229,6 @@ def add_adapters(model: nn.Module, rank: int, alpha: int) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names), model)
-
-
-class Trained:
-    """The weights that training changes, as a part of checkpoints."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns them by name."""
-        return {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copies them into the model."""
-        with torch.no_grad():
-            for name, value in self.model.named_parameters():
-                if value.requires_grad:
-                    value.copy_(state[name])
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

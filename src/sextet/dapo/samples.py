@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +14,41 @@ from sextet.core.run import Run
 from sextet.dapo.evaluate import Reader
 from sextet.dapo.groups import Group
 from sextet.dapo.learner import Sample
+from sextet.dapo.settings import Config
 from sextet.dapo.tasks import Problem
 
 MAX_BYTES = 256 * 2**20
 
 
 def write_samples(
-    run: Run, groups: Sequence[Group], trained: Mapping[int, Sequence[Sample]], problems: Sequence[Problem],
-    reader: Reader, *, tolerance: float, most: int,
+    run: Run, seen: Sequence[Group], groups: Sequence[Group], samples: Sequence[Sample], problems: Sequence[Problem],
+    reader: Reader, config: Config,
 ) -> None:  # fmt: skip
-    """Writes up to ``most`` groups of this step; a disk that takes nothing costs a warning.
+    """Writes up to ``config.samples_kept`` groups of this step; a disk that takes nothing costs a warning.
 
     Args:
         run: The run.
-        groups: All groups that were judged in this step.
-        trained: The samples made of the groups that were trained on, by the number of the group's draw.
+        seen: All groups that were judged in this step.
+        groups: Those that were trained on.
+        samples: What was made of them.
         problems: The training problems.
         reader: Makes text of tokens.
-        tolerance: Spread at or under which a group has none.
-        most: Most groups.
+        config: The settings.
     """
-    if not most:
+    if not config.samples_kept:
         return
-    shown = sorted(groups, key=lambda group: (group.draw not in trained, group.draw))[:most]
+    trained: dict[int, list[Sample]] = {group.draw: [] for group in groups}
+    for sample in samples:
+        trained[groups[sample.group].draw].append(sample)
+    carried = [group for group in groups if all(group.draw != other.draw for other in seen)]
+    shown = sorted([*carried, *seen], key=lambda group: (group.draw not in trained, group.draw))
+    tolerance = config.sampling.tolerance
     document = {
         "step": run.step,
-        "groups": [_group(group, trained.get(group.draw), problems, reader, tolerance) for group in shown],
+        "groups": [
+            _group(group, trained.get(group.draw), problems, reader, tolerance)
+            for group in shown[: config.samples_kept]
+        ],
     }
     try:
         data = gzip.compress(json.dumps(document).encode(), 6, mtime=0)

@@ -140,6 +140,8 @@ class OptimConfig:
     """Passes over a rollout step's answers (DAPO: 1)."""
     micro_tokens: int = 4096
     """Tokens in a forward pass (script: 22528 a GPU)."""
+    shard: bool = False
+    """Shard weights, gradients and optimiser over the ranks (FSDP2; script: yes); else every rank has all of them."""
     checkpointing: bool = False
     """Compute activations again in the backward pass to save memory (script: yes)."""
     max_bad: int = 3

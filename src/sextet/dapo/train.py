@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from sextet.core.run import Run
 from sextet.dapo.evaluate import Reader, by_kind, right_probability, test
 from sextet.dapo.generators import Pool
 from sextet.dapo.groups import Collector, Group
-from sextet.dapo.learner import Learner, Sample, samples_of
+from sextet.dapo.learner import Learner, samples_of
 from sextet.dapo.lesson import teach
 from sextet.dapo.model import (
     Language,
-    Trained,
     add_adapters,
     load_language,
     model_folder,
@@ -33,7 +33,8 @@ from sextet.dapo.model import (
     tiny,
     write_about,
 )
-from sextet.dapo.rollout import Answer, Limits, Request
+from sextet.dapo.ranks import Trained, from_main, whole
+from sextet.dapo.rollout import Limits
 from sextet.dapo.samples import write_samples
 from sextet.dapo.settings import Config, resolve
 from sextet.dapo.tasks import Problem, Task, load_task
@@ -88,74 +89,71 @@ def train(config: Config, run: Run, start: Path | None = None) -> None:
         max_tokens=sampling.max_tokens, stop=reader.stop, temperature=sampling.temperature, top_p=sampling.top_p,
         seed=run.key("rollout"), slice_tokens=config.rollout.slice_tokens,
     )  # fmt: skip
-    verifier = Verifier(
-        task.reward, seconds=settings.reward_seconds, megabytes=settings.reward_mb, workers=settings.reward_workers,
-        failed_reward=settings.failed_reward,
-    )  # fmt: skip
-    with verifier, Pool(config, language) as pool:
+    with ExitStack() as stack:
+        verifier = pool = None
+        if run.world.is_main:  # it drives generators and verifiers; the others only learn
+            verifier = stack.enter_context(
+                Verifier(
+                    task.reward, seconds=settings.reward_seconds, megabytes=settings.reward_mb,
+                    workers=settings.reward_workers, failed_reward=settings.failed_reward,
+                )
+            )  # fmt: skip
+            pool = stack.enter_context(Pool(config, language))
         collector = Collector(
             sampling, problems, prompts, pool, verifier, limits, seed=run.key("data"), ahead=config.rollout.staleness
         )
-        run.track(model=Trained(learner.model), optimiser=learner.optimiser, collector=collector)
+        run.track(policy=Trained(learner.model, learner.optimiser), collector=collector)
         run.restore()
-        first: dict[str, Any] = {}
+
+        def publish(step: int) -> None:
+            weights = whole(plain_weights(learner.model))
+            if pool is not None:
+                pool.publish(weights, step)
 
         def tested(step: int) -> dict[str, Any]:
-            pool.publish(plain_weights(learner.model), step)
-
-            def generate(requests: Sequence[Request], limits: Limits) -> list[list[Answer]]:
-                return pool.run(requests, limits)
-
-            with run.console.task("test"):
-                scores = test(task.test, reader, generate, verifier, config, seed=run.key("evaluate", step))
+            scores = from_main(
+                run.world,
+                lambda: test(task.test, reader, pool.run, verifier, config, seed=run.key("evaluate", step)),  # type: ignore[union-attr, arg-type]
+            )
             if task.reward == "exact":
                 chosen = task.test[: config.evaluation.problems]
-                chances = right_probability(learner.model, chosen, reader, config, device)
+                chances = right_probability(learner.scorer, chosen, reader, config, device)
                 scores |= by_kind("p(right)", 100 * np.array(chances), chosen)
+            run.log({f"eval/{name}": value["mean"] for name, value in scores.items() if isinstance(value, dict)})
             return scores
 
         for step in run.steps(config.optim.steps):
             started = time.perf_counter()
+            publish(step)
             if step == 0 or run.every(config.evaluation.every):
-                scores = tested(step)
-                run.log({f"eval/{name}": value["mean"] for name, value in scores.items() if isinstance(value, dict)})
-                first = first or scores
-            pool.publish(plain_weights(learner.model), step)
+                tested(step)
             began, cpu = time.perf_counter(), time.process_time()
-            groups, seen, counts = collector.collect(step, run, reader.decode)
+            groups, seen, counts = from_main(run.world, lambda: collector.collect(step, run, reader.decode))  # noqa: B023
             generated = time.perf_counter()
-            logs = group_logs(seen, counts, step)
-            samples: list[Sample] = []
-            if groups:
-                samples, rewards = samples_of(groups, config)
-                logs |= rewards | learner.update(samples, run)
-            cpu = time.process_time() - cpu
-            by_draw: dict[int, list[Sample]] = {group.draw: [] for group in groups}
-            for sample in samples:
-                by_draw[groups[sample.group].draw].append(sample)
-            write_samples(run, seen, by_draw, problems, reader, tolerance=sampling.tolerance, most=config.samples_kept)
-            run.log(
-                {
-                    **logs,
-                    "time/test": began - started,
-                    "time/collect": generated - began,
-                    "time/update": time.perf_counter() - generated,
-                    "time/cpu": cpu,
-                    "groups/trained": float(len(groups)),
-                }
-            )
+            samples, logs = samples_of(groups, config) if groups else ([], {})
+            if samples:
+                logs |= learner.update(samples, run)
+            times = {
+                "time/test": began - started,
+                "time/collect": generated - began,
+                "time/update": time.perf_counter() - generated,
+                "time/cpu": time.process_time() - cpu,
+            }
+            run.log({**group_logs(seen, counts, step), **logs, **times, "groups/trained": float(len(groups))})
+            if run.world.is_main:
+                write_samples(run, seen, groups, samples, problems, reader, config)
             watch_empty(collector, bool(groups), counts, sampling.max_empty, run)
+        publish(config.optim.steps)
         summary = tested(config.optim.steps)
-        run.log({f"eval/{name}": value["mean"] for name, value in summary.items() if isinstance(value, dict)})
     finish(run, language, learner, {**summary, "steps": config.optim.steps})
 
 
 def finish(run: Run, language: Language, learner: Learner, summary: dict[str, Any]) -> None:
     """Writes the trained model with all that it needs."""
-    about = run.directory / "language"
+    about, weights = run.directory / "language", whole(plain_weights(learner.model))
     if run.world.is_main:
         write_about(language, about)
-    run.finish(summary, plain_weights(learner.model))
+    run.finish(summary, weights)
     if run.world.is_main:
         shutil.copytree(about, run.directory / "final" / "language", dirs_exist_ok=True)
 
