@@ -5,17 +5,22 @@ Nothing is downloaded, and no file is read that could hold code: weights are saf
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sextet.core.checkpoint import pack_tensors
 from sextet.core.errors import DataError, UsageError, missing_extra
-from sextet.core.files import read_json, write_json
+from sextet.core.files import atomic_write_bytes, read_json, write_json
 from sextet.dapo.decoder import Decoder, Shape
 from sextet.dapo.settings import ModelConfig
 
