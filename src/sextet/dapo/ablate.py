@@ -7,6 +7,7 @@ collecting and updating without tests.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,15 @@ from sextet.core.metrics import read_metrics
 from sextet.core.run import Run
 from sextet.core.stats import Interval, bootstrap_interval, paired_difference
 from sextet.core.workers import Workers
-from sextet.dapo.settings import Config, ModelConfig, OptimConfig, SamplingConfig, TaskConfig, filled
+from sextet.dapo.settings import (
+    Config,
+    EvaluationConfig,
+    ModelConfig,
+    OptimConfig,
+    SamplingConfig,
+    TaskConfig,
+    filled,
+)
 from sextet.report.build import save_figure, save_table
 
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -49,8 +58,10 @@ class Bench:
 
 def benches(base: Config) -> dict[str, Bench]:
     """Returns the tasks; seeds, workers and the like are those of ``base``."""
-    common = replace(base, method="grpo", samples_kept=0, workers="inline", save_minutes=1e6, evaluation=replace(
-        base.evaluation, every=5, samples=1, temperature=1.0, top_p=1.0, problems=400))  # fmt: skip
+    common = replace(
+        base, method="grpo", samples_kept=0, workers="inline", save_minutes=1e6,
+        evaluation=EvaluationConfig(every=5, samples=1, top_p=1.0, problems=400),
+    )  # fmt: skip
     groups = SamplingConfig(prompts=32, answers=8, max_tokens=4)
     optim = OptimConfig(steps=100, minibatches=8, weight_decay=0.0)
     table = replace(common, sampling=groups, optim=optim, rollout=replace(base.rollout, slots=1024))
@@ -67,7 +78,21 @@ def benches(base: Config) -> dict[str, Bench]:
             rows=("grpo", "higher", "dapo"),
         ),
         "chain": Bench(title="running sums", config=chain, rates=(3e-4, 1e-3), measure="avg@4"),
+        "addition": Bench(
+            title="SmolLM2-135M, two-digit addition", config=addition(base), rates=(1e-5,), measure="avg@4",
+            rows=("grpo", "dapo"),
+        ),
     }  # fmt: skip
+
+
+def addition(base: Config) -> Config:
+    """SmolLM2 learns to add two numbers of two digits."""
+    return replace(
+        base, method="dapo", workers="inline", save_minutes=1e6, model=ModelConfig(source="smollm2"),
+        task=TaskConfig(name="addition", chat=False), sampling=SamplingConfig(prompts=8, answers=8, max_tokens=4),
+        optim=OptimConfig(steps=10, learning_rate=1e-5, minibatches=2, weight_decay=0.0),
+        rollout=replace(base.rollout, slots=128), evaluation=EvaluationConfig(every=5, top_p=1.0),
+    )  # fmt: skip
 
 
 def row_config(bench: Bench, row: str, rate: float, seed: int) -> Config:
@@ -85,7 +110,8 @@ def ablate(config: Config, run: Run) -> None:
     """Trains every row at every learning rate and seed, and writes tables and figures."""
     chosen = {name: bench for name, bench in benches(config).items() if name in config.tasks}
     seeds = range(config.seed, config.seed + config.num_seeds)
-    starts = [(name, "start", 0.0, seed) for name in chosen for seed in seeds]
+    tiny = [name for name, bench in chosen.items() if bench.config.model.source == "tiny"]
+    starts = [(name, "start", 0.0, seed) for name in tiny for seed in seeds]
     pieces = [
         (name, row, rate, seed)
         for name, bench in chosen.items()
@@ -105,6 +131,10 @@ def ablate(config: Config, run: Run) -> None:
     for number, (name, bench) in enumerate(chosen.items()):
         summary |= write_bench(run, number, name, bench, seeds)
     run.finish(summary)
+    name, bench = list(chosen.items())[-1]
+    shown = part_of(run.directory, (name, bench.rows[-1], bench.rates[0], config.seed))
+    shutil.copytree(shown / "final", run.directory / "final", dirs_exist_ok=True)
+    run.say(f"ask the model, and look at its answers, in the browser: sextet serve {run.directory}")
 
 
 Work = tuple[str, str, float, int]
@@ -151,7 +181,8 @@ class Trainer:
             if row == "start":
                 start_part(config, part)
                 return
-            train(config, part, start=part_of(self.directory, (name, "start", 0.0, seed)))
+            tiny = config.model.source == "tiny"
+            train(config, part, start=part_of(self.directory, (name, "start", 0.0, seed)) if tiny else None)
 
 
 @dataclass(frozen=True, kw_only=True)

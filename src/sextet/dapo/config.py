@@ -53,16 +53,8 @@ def smoke() -> Config:
 
 
 def quick() -> Config:
-    """SmolLM2-135M learns two-digit addition: 10 steps, 100 s on two cores (target), 4 GB."""
-    return Config(
-        model=ModelConfig(source="smollm2"),
-        task=TaskConfig(name="addition", chat=False),
-        sampling=SamplingConfig(prompts=8, answers=8, max_tokens=4),
-        optim=OptimConfig(steps=10, learning_rate=1e-5, minibatches=2, weight_decay=0.0),
-        rollout=RolloutConfig(slots=128),
-        evaluation=EvaluationConfig(problems=128, samples=4, top_p=1.0),
-        threads=2,
-    )
+    """A real model, SmolLM2-135M, learns two-digit addition by GRPO and by DAPO: 3 minutes on two cores, 4 GB."""
+    return Config(method="ablate", ablation="addition", num_seeds=1, threads=2)
 
 
 def ablate() -> Config:

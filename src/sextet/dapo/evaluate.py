@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +168,8 @@ def evaluate(config: Config, directory: Path) -> dict[str, Any]:
     """
     if not (directory / "final" / "model.safetensors").exists():
         raise UsageError(f"{directory} holds no finished model; finish it with: sextet resume {directory}")
-    if config.method == "ablate":
-        config = replace(config, method="dapo")
-    policy, config = load(directory / "final"), resolve(config)
+    policy = load(directory / "final")
+    config = resolve(policy.config if config.method == "ablate" else config)
     task = load_task(config.task, config.seed)
     reader = Reader.of(policy.language.tokenizer, config.task, task)
     settings = config.task

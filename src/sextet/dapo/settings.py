@@ -29,6 +29,10 @@ METHODS: dict[str, dict[str, Any]] = {
 """What each method puts in the fields that are left to it. The bounds of GSPO and CISPO are our choice."""
 
 
+ABLATED = ("table", "hard_table", "chain", "addition")
+"""Tasks of the ablation."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
     """The loss; every part of DAPO can be switched on its own."""
@@ -274,7 +278,7 @@ class Config(RunConfig):
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     ablation: str = "table,hard_table,chain"
-    """Tasks of the ablation."""
+    """Tasks of the ablation: table, hard_table, chain (tiny models), addition (SmolLM2, GRPO and DAPO only)."""
     num_seeds: int = 5
     """Seeds of an ablation; seed, seed+1 and so on."""
     samples_kept: int = 32
@@ -291,8 +295,8 @@ class Config(RunConfig):
         require(self.num_seeds >= 1, "num_seeds", self.num_seeds, "1 or more")
         if self.method == "ablate":
             for name in self.tasks:
-                if name not in ("table", "hard_table", "chain"):
-                    raise UsageError(unknown("task of the ablation", name, ("table", "hard_table", "chain")))
+                if name not in ABLATED:
+                    raise UsageError(unknown("task of the ablation", name, ABLATED))
             return
         loss, sampling = filled(self.loss, self.method), filled(self.sampling, self.method)
         grouped = loss.advantage != "rloo"
