@@ -259,6 +259,28 @@ class EvaluationConfig:
     """Of sampling (DAPO: 0.7)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """What ``--dry-run`` assumes; no effect on a training."""
+
+    devices: int = 1
+    """Number of devices, which is that of the ranks."""
+    tflops: float = 0.1
+    """Peak speed of a device in TFLOP/s, in the precision of the training (one CPU core: about 0.1)."""
+    train_share: float = 0.4
+    """Share of it that updates reach."""
+    generate_share: float = 0.1
+    """Share of it that generation reaches."""
+    generator_shards: int = 1
+    """Devices that share the weights of one generator."""
+    answer_tokens: int = 0
+    """Mean length of an answer; 0: half of max_tokens."""
+    prompt_tokens: int = 128
+    """Mean length of a prompt."""
+    kept_share: float = 0.5
+    """Share of groups with a spread."""
+
+
 PartT = TypeVar("PartT", LossConfig, SamplingConfig)
 
 
@@ -277,6 +299,7 @@ class Config(RunConfig):
     optim: OptimConfig = field(default_factory=OptimConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     ablation: str = "table,hard_table,chain"
     """Tasks of the ablation: table, hard_table, chain (tiny models), addition (SmolLM2, GRPO and DAPO only)."""
     num_seeds: int = 5
