@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sextet.core.errors import UsageError
@@ -162,6 +162,7 @@ CASES = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(CASES)
 def test_every_loss_equals_an_independent_one_however_it_is_split(case):
     objective, aggregate, dual, importance, lengths, seed = case

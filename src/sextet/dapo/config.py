@@ -72,7 +72,7 @@ def paper() -> Config:
             steps=400, learning_rate=1e-6, warmup=20, minibatches=16, micro_tokens=22528, checkpointing=True,
             shard=True,
         ),
-        rollout=RolloutConfig(backend="vllm", slots=8192),
+        rollout=RolloutConfig(backend="vllm", slots=2048),
         evaluation=EvaluationConfig(every=5, problems=30, samples=32),
         plan=PlanConfig(devices=128, tflops=990.0, generator_shards=4, answer_tokens=3000, kept_share=0.4),
         precision="bf16",

@@ -29,32 +29,34 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         matrix = _cast(head)
         states = hidden.to(matrix.dtype)
-        logp, entropy = hidden.new_empty(len(targets), dtype=torch.float32), None
-        entropy = torch.empty_like(logp)
+        logp, entropy, totals = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
         for part in _parts(len(targets), len(head)):
             logits = _logits(states[part], matrix, temperature)
-            total = logits.logsumexp(-1)
+            totals[part] = total = logits.logsumexp(-1)
             logp[part] = logits.gather(-1, targets[part, None])[:, 0] - total
-            entropy[part] = total - (logits.sub(total[:, None]).exp_() * logits).sum(-1)
-        ctx.save_for_backward(states, head, targets, entropy)
+            p = logits.sub(total[:, None]).exp_()
+            entropy[part] = total - torch.linalg.vecdot(p, logits)
+        ctx.save_for_backward(states, head, targets, totals, entropy)
         ctx.temperature, ctx.dtype = temperature, hidden.dtype
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        states, head, targets, entropy = ctx.saved_tensors
+        states, head, targets, totals, entropy = ctx.saved_tensors
         by_logp, by_entropy = gradients
-        matrix = _cast(head, states.dtype)
+        matrix, with_entropy = _cast(head, states.dtype), bool(by_entropy.any())
         back = torch.empty_like(states, dtype=ctx.dtype)
         out = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in _parts(len(targets), len(head)):
-            logp = _logits(states[part], matrix, ctx.temperature).log_softmax(-1)
-            p = logp.exp()
-            slope = p * -by_logp[part, None]
+            slope = _logits(states[part], matrix, ctx.temperature).sub_(totals[part, None])
+            if with_entropy:
+                logp = slope.clone()
+                p = slope.exp_()
+                slope = p.mul(-by_logp[part, None]) - p.mul_(logp.add_(entropy[part, None])) * by_entropy[part, None]
+            else:
+                slope.exp_().mul_(-by_logp[part, None])
             slope.scatter_add_(-1, targets[part, None], by_logp[part, None])
-            if by_entropy is not None and bool(by_entropy.any()):
-                slope -= by_entropy[part, None] * p * (logp + entropy[part, None])
-            slope = (slope / ctx.temperature).to(matrix.dtype)
+            slope = slope.div_(ctx.temperature).to(matrix.dtype)
             back[part] = (slope @ matrix).to(ctx.dtype)
             if out is not None:
                 out += slope.T @ states[part]

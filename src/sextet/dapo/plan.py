@@ -83,7 +83,7 @@ def plan(config: Config) -> dict[str, Any]:
     memory = {
         "weights, gradients, AdamW (fp32)": (4 * weights + 12 * trainable) / parts / gib,
         "weights of the generator (bf16)": 2 * weights / assumed.generator_shards / gib,
-        "keys and values of the slots (bf16)": per_gpu * (prompt + sampling.max_tokens) * cell / gib,
+        "keys and values of the slots (bf16, mean length)": per_gpu * (prompt + length) * cell / gib,
         "activations of a micro-batch": activations / gib,
         "logits of a chunk (fp32)": 3 * 2**23 * 4 / gib,
     }
