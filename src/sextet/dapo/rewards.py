@@ -157,9 +157,9 @@ def _number(text: str) -> str:
 def dapo(text: str, answer: str, extra: Mapping[str, Any]) -> Verdict:
     r"""DAPO's own rule, exactly: the last ``Answer:`` line in the last 300 characters, normalised, as a string.
 
-    Without such a line, the last ``\boxed{}`` of the last 100 characters, as verl does today. Equal to
-    ``math_dapo.compute_score`` of verl, whose oddities it keeps: ``34.``, ``34.0``, ``034`` and ``**Answer: 34**`` are
-    wrong where 34 is right; see `robust`.
+    Without such a line, the last ``\boxed{}`` of the last 100 characters, as it stands. Equal to
+    ``math_dapo.compute_score`` of verl at 1dda039b (a later revision normalises the box too), whose oddities it keeps:
+    ``34.``, ``34.0``, ``034`` and ``**Answer: 34**`` are wrong where 34 is right; see `robust`.
     """
     if len(answer) > LONGEST:
         return _found(False, f"the right answer is over {LONGEST} characters long")
@@ -168,7 +168,7 @@ def dapo(text: str, answer: str, extra: Mapping[str, Any]) -> Verdict:
     said, wanted = normalised(lines[-1]) if lines else INVALID, normalised(answer)
     boxed = last_boxed(window[-100:]) if said == INVALID else None
     if boxed is not None:
-        said = normalised(boxed)
+        return _found(boxed == answer, boxed)
     return _found(said == wanted, said)
 
 
