@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sextet.core.errors import UsageError
+from sextet.core.errors import DataError, UsageError
 from sextet.dapo.verifier import Verifier
 
 BAD = "bad_rewards:judge"
@@ -66,7 +66,7 @@ def test_verdicts_are_in_order(workers):
 
 @pytest.mark.parametrize("act", ["hang", "stubborn", "gil", "guard"])
 def test_a_hanging_reward_is_killed_and_the_rest_is_judged(act):
-    found, counts = judged(["34", act, "34", "35"], seconds=2 if act != "guard" else 20, failed_reward=-0.5)
+    found, counts = judged(["34", act, "34", "35"], seconds=1.5 if act != "guard" else 20, failed_reward=-0.5)
     assert [verdict.right for verdict in found] == [True, None, True, False]
     kind = "died" if act == "guard" else "timeout"
     assert (found[1].failure, found[1].score, counts) == (kind, -0.5, {kind: 1})
@@ -130,7 +130,7 @@ def test_long_answers_are_cut_and_odd_characters_arrive():
 
 def test_latex_bombs_time_out():
     pytest.importorskip("math_verify")
-    with Verifier("math-verify", seconds=2.0, megabytes=1024) as verifier:
+    with Verifier("math-verify", seconds=1.5, megabytes=1024) as verifier:
         bombs = [r"$(10^{10})!$", r"\boxed{9^{9^{9^{9}}}}"]
         items = [(bomb, "34", {}) for bomb in bombs] + [(r"\boxed{\frac{68}{2}}", "34", {}), ("35", "34", {})]
         found = verifier.verdicts(items)
@@ -145,6 +145,16 @@ def test_rewards_that_cannot_be_had_are_refused_at_once():
         Verifier("broken_reward:judge")
     with pytest.raises(UsageError, match="no_function"):
         Verifier("bad_rewards:no_function")
+
+
+def test_a_reward_whose_import_ends_the_process_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "exits.py").write_text("import sys; print('hello'); sys.exit(3)")
+    (tmp_path / "ends.py").write_text("import os; os._exit(3)")
+    with pytest.raises(UsageError, match="exits:judge.*SystemExit: 3"):
+        Verifier("exits:judge", workers=2)
+    with pytest.raises(DataError, match="could not be started: ended with exit code 3"):
+        Verifier("ends:judge")
 
 
 def test_a_closed_verifier_starts_again():

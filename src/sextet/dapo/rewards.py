@@ -275,7 +275,7 @@ def load_rule(reward: str) -> Rule:
     name, _, function = reward.partition(":")
     try:
         found = getattr(importlib.import_module(name), function)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f'cannot load the reward "{reward}": {type(error).__name__}: {error}') from error
     if not callable(found):
         raise UsageError(f'the reward "{reward}" is a {type(found).__name__}, not a function(text, answer, extra)')

@@ -22,7 +22,7 @@ from typing import Any, Self
 from sextet.core.errors import DataError, UsageError
 from sextet.dapo.rewards import Verdict, check_name
 
-BOOT_SECONDS = 120.0
+BOOT_SECONDS = 60.0
 """Longest time of a process to import its reward."""
 MOST_CHARACTERS = 1_000_000
 """Longer answers are cut, from their beginning."""
@@ -203,7 +203,8 @@ class Verifier:
             if process.ended or process.spent:
                 self._lost(process, "died", process.why)
             elif now > process.deadline and (process.given or not process.ready):
-                self._lost(process, "timeout", f"no verdict within {self.seconds:g} s")
+                limit = self.seconds if process.ready else BOOT_SECONDS
+                self._lost(process, "timeout", f"no verdict within {limit:g} s")
 
     def _take(self, process: _Process, message: list[Any]) -> None:
         if message[0] == "ready":
