@@ -104,7 +104,7 @@ def test_a_timer_left_behind_does_not_hit_the_next_answer():
     assert [verdict.failure for verdict in found] == [*[""] * 11, "timeout"]
 
 
-@pytest.mark.parametrize("act", ["closes", "babbles"])
+@pytest.mark.parametrize("act", ["closes", "babbles nonsense", "babbles 1"])
 def test_a_reward_that_spoils_the_pipe_is_replaced(act):
     found, counts = judged(["34", act, "34"])
     assert [verdict.failure for verdict in found] == ["", "died", ""]
@@ -126,6 +126,12 @@ def test_long_answers_are_cut_and_odd_characters_arrive():
         assert verifier.verdicts([(text, text, {"deep": [1, {"a": None}]})])[0].right is True
     with Verifier("number") as verifier:
         assert verifier.verdicts([("7" * 10_000_000, "7", {}), ("7", "7" * 10_000_000, {})])[0].right is False
+
+
+def test_a_batch_larger_than_the_pipe_is_judged():
+    with Verifier("exact", workers=2) as verifier:
+        items = [(str(number) * 100_000, str(number) * 100_000, {}) for number in range(1, 200)]
+        assert all(verdict.right for verdict in verifier.verdicts(items))
 
 
 def test_latex_bombs_time_out():

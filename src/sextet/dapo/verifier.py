@@ -49,7 +49,7 @@ class _Process:
         os.set_blocking(self.stdin, False)
         os.set_blocking(self.stdout, False)
         self.given: deque[int] = deque()
-        self.out, self.rest = b"", b""
+        self.out, self.rest = memoryview(b""), b""
         self.ready, self.ended, self.spent, self.why = False, False, False, "its process was killed"
         self.deadline = time.monotonic() + BOOT_SECONDS
 
@@ -79,10 +79,13 @@ class _Process:
         self.ended = not data
         *lines, self.rest = (self.rest + data).split(b"\n")
         try:
-            return [json.loads(line) for line in lines]
+            messages = [json.loads(line) for line in lines]
         except ValueError:
-            self.ended, self.why = True, "it wrote into the verifier's pipe"
-            return []
+            messages = [None]
+        if all(isinstance(message, list) and message for message in messages):
+            return messages
+        self.ended, self.why = True, "it wrote into the verifier's pipe"
+        return []
 
 
 class Verifier:
@@ -130,9 +133,8 @@ class Verifier:
             while len(self._found) < len(items):
                 for process in self._pool:
                     if process.ready and not process.given and self._waiting:
-                        self._give(
-                            process, [self._waiting.popleft() for _ in range(min(share, len(self._waiting)))], items
-                        )
+                        count = min(share, len(self._waiting))
+                        self._give(process, [self._waiting.popleft() for _ in range(count)], items)
                 self._turn()
         except BaseException:
             self.close()  # answers on their way would be taken for those of the next call
@@ -179,7 +181,7 @@ class Verifier:
             for number in numbers
         ]
         process.given.extend(numbers)
-        process.out += "".join(line + "\n" for line in lines).encode()
+        process.out = memoryview("".join(line + "\n" for line in lines).encode())
         process.deadline = time.monotonic() + self.seconds
         self._selector.register(process.stdin, selectors.EVENT_WRITE, process)
 
@@ -217,9 +219,8 @@ class Verifier:
             number, score, right, note, failure = message
             process.given.popleft()
             process.deadline = time.monotonic() + self.seconds
-            self._found[number] = self._failure(failure, note) if failure else Verdict(
-                score=score, right=right, note=note
-            )  # fmt: skip
+            verdict = Verdict(score=score, right=right, note=note)
+            self._found[number] = self._failure(failure, note) if failure else verdict
             if failure == "memory":  # what the reward still holds would starve the answers after it
                 process.spent = True
 
