@@ -128,6 +128,23 @@ def test_long_answers_are_cut_and_odd_characters_arrive():
         assert verifier.verdicts([("7" * 10_000_000, "7", {}), ("7", "7" * 10_000_000, {})])[0].right is False
 
 
+def cpu_seconds(processes):
+    fields = [Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in processes]
+    return time.process_time() + sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def test_integer_answers_of_a_step_of_the_paper_take_under_half_a_second():
+    items = [(f"{'We add it up. ' * 20}\nAnswer: {number % 100}", str(number % 97), {}) for number in range(8192)]
+    with Verifier("dapo") as verifier:
+        verifier.verdicts(items[:100])
+        spent = []
+        for _ in range(3):
+            before = cpu_seconds(hosts())
+            verifier.verdicts(items)
+            spent.append(cpu_seconds(hosts()) - before)
+    assert min(spent) < 0.5
+
+
 def test_a_batch_larger_than_the_pipe_is_judged():
     with Verifier("exact", workers=2) as verifier:
         items = [(str(number) * 100_000, str(number) * 100_000, {}) for number in range(1, 200)]
