@@ -62,6 +62,16 @@ class Foreign(nn.Module):
             raise DataError(f"{folder}: the model cannot be read ({error})") from error
         return cls(model)
 
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Foreign:
+        """Makes a model of a configuration, with random weights."""
+        try:
+            from transformers import AutoConfig, AutoModelForCausalLM
+        except ImportError as error:
+            raise missing_extra("transformers", "llm", "a pretrained model") from error
+        settings = AutoConfig.for_model(**record)
+        return cls(AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa"))  # type: ignore[no-untyped-call]
+
     @property
     def checkpointing(self) -> bool:
         """Whether activations are computed again in the backward pass."""

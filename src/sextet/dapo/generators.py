@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -140,6 +140,15 @@ class Pool:
         sent = [request for owner, requests in self._sent.values() if owner == tag for request in requests]
         return sent + [done.request for done in self._kept.get(tag, [])]
 
-    def close(self) -> None:
+    def run(self, requests: Sequence[Request], limits: Limits, tag: str = "test") -> list[list[Answer]]:
+        """Returns the answers of each request, in their order, beside whatever else is on its way."""
+        self.send(requests, limits, tag)
+        found = {done.request.key: done.answers for done in self.take(tag, everything=True)}
+        return [found[request.key] for request in requests]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Ends the generators."""
         self.workers.close()

@@ -101,23 +101,26 @@ class Collector:
         config: How to sample, with no field left to the method.
         problems: The training problems.
         prompts: The ids of each problem's prompt.
-        pool: The generators.
-        verifier: Judges answers.
+        pool: The generators; None where nothing is collected, on ranks but the first.
+        verifier: Judges answers; None as well.
         limits: How to sample an answer.
         seed: Of the run.
         ahead: Rollout steps that generation may run ahead.
     """
 
     def __init__(
-        self, config: SamplingConfig, problems: Sequence[Problem], prompts: Sequence[list[int]], pool: Pool,
-        verifier: Verifier, limits: Limits, *, seed: int, ahead: int = 0,
+        self, config: SamplingConfig, problems: Sequence[Problem], prompts: Sequence[list[int]], pool: Pool | None,
+        verifier: Verifier | None, limits: Limits, *, seed: int, ahead: int = 0,
     ) -> None:  # fmt: skip
-        self.config, self.problems, self.texts, self.pool, self.verifier = config, problems, prompts, pool, verifier
+        self.config, self.problems, self.texts = config, problems, prompts
+        self.pool: Any = pool
+        self.verifier: Any = verifier
         self.limits, self.ahead = limits, ahead
         self.order = Prompts(len(problems), seed, config.curriculum)
         self.left: list[Group] = []
         self.share = 1.0
-        self._tokenizer: Any = None
+        self.empty = 0
+        """Steps in a row without a group to train on."""
 
     def collect(self, step: int, run: Run, decode: Any) -> tuple[list[Group], list[Group], dict[str, float]]:
         """Returns the groups to train on, all groups that were judged for it, and counts for the logs.
@@ -209,12 +212,13 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the data, what was left over, and what is on its way."""
-        flying = self.pool.in_flight(TAG)
+        flying = self.pool.in_flight(TAG) if self.pool is not None else []
         return {
             "drawn": self.order.drawn,
             "tried": self.order.tried.tolist(),
             "solved": self.order.solved.tolist(),
             "share": self.share,
+            "empty": self.empty,
             "left": [
                 asdict(group)
                 for group in self.left
@@ -233,7 +237,7 @@ class Collector:
         """
         if len(state["tried"]) != len(self.problems):
             raise DataError(f"the checkpoint is of {len(state['tried'])} problems; there are {len(self.problems)} now")
-        self.order.drawn, self.share = state["drawn"], state["share"]
+        self.order.drawn, self.share, self.empty = state["drawn"], state["share"], state["empty"]
         self.order.tried, self.order.solved = np.array(state["tried"]), np.array(state["solved"])
         self.left = [
             Group(
@@ -250,4 +254,5 @@ class Collector:
             request = self._request(draw, problem)
             parts = {int(number): Answer(**answer) for number, answer in begun.items()}
             again.append(Request(key=request.key, prompt=request.prompt, numbers=request.numbers, begun=parts))
-        self.pool.send(again, self.limits, TAG)
+        if self.pool is not None:
+            self.pool.send(again, self.limits, TAG)

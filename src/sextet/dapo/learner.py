@@ -16,8 +16,9 @@ from sextet.core.errors import DivergenceError
 from sextet.core.run import Run
 from sextet.dapo.groups import Group
 from sextet.dapo.logprob import token_scores
-from sextet.dapo.loss import Tokens, advantages, overlong_penalty, policy_loss, token_weights
+from sextet.dapo.loss import MONITORED, Tokens, advantages, overlong_penalty, policy_loss, token_weights
 from sextet.dapo.packing import Piece, build, micro_batches, pack
+from sextet.dapo.ranks import gather, shard, sum_gradients, sum_scalars, whole
 from sextet.dapo.rollout import Answer
 from sextet.dapo.settings import Config
 
@@ -32,7 +33,10 @@ class Sample:
     prompt: list[int]
     answer: Answer
     advantage: float
+    penalty: float
+    """The soft overlong punishment in its reward."""
     kept: bool
+    """Whether it has a loss; overlong filtering takes it from answers that were cut off."""
 
 
 def samples_of(groups: Sequence[Group], config: Config) -> tuple[list[Sample], dict[str, float]]:
@@ -53,15 +57,29 @@ def samples_of(groups: Sequence[Group], config: Config) -> tuple[list[Sample], d
             prompt=groups[number].prompt,
             answer=answer,
             advantage=advantage,
+            penalty=penalty,
             kept=answer.stopped or not loss.overlong_filter,
         )
-        for number, answer, advantage in zip(index, answers, found.tolist(), strict=True)
+        for number, answer, advantage, penalty in zip(index, answers, found.tolist(), punished, strict=True)
     ]
     return samples, {
         "reward/mean": float(np.mean(rewards)),
         "reward/std": float(np.std(rewards)),
         "reward/length_penalty": float(np.mean(punished)),
     }
+
+
+class Scorer(nn.Module):
+    """A model as training sees it: rows to log-probabilities and entropies."""
+
+    def __init__(self, model: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.model, self.temperature = model, temperature
+
+    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, source: Tensor, target: Tensor) -> Any:
+        """Returns both, (n,), of the tokens of :class:`sextet.dapo.packing.Rows`."""
+        hidden = self.model(tokens, positions, mask).flatten(0, 1)[source]
+        return token_scores(hidden, self.model.head, target, self.temperature)  # type: ignore[arg-type]
 
 
 class Learner:
@@ -74,35 +92,38 @@ class Learner:
     """
 
     def __init__(self, model: nn.Module, config: Config, device: Device) -> None:
-        self.config, self.device = config, device
+        self.config, self.device, optim = config, device, config.optim
         self.model = model.to(device.device)
-        self.model.checkpointing = config.optim.checkpointing  # type: ignore[assignment]
+        self.model.checkpointing = optim.checkpointing  # type: ignore[assignment]
+        reference = copy.deepcopy(model).eval() if config.loss.kl else None
+        self.scorer = Scorer(model, config.sampling.temperature)
+        self.reference = None if reference is None else Scorer(reference, config.sampling.temperature)
+        self.sharded = optim.shard and device.world.size > 1
+        if self.sharded:
+            for scorer in filter(None, (self.scorer, self.reference)):
+                shard(scorer, layers_of(scorer.model))
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optim = config.optim
         self.optimiser = torch.optim.AdamW(
             self.parameters, optim.learning_rate, weight_decay=optim.weight_decay, fused=True
         )
-        self.reference = copy.deepcopy(model).eval() if config.loss.kl else None
         self.bad = 0
 
-    def update(self, groups: Sequence[Group], run: Run) -> dict[str, float]:
-        """Learns from the groups of a step; returns means for the logs.
+    def update(self, samples: Sequence[Sample], run: Run) -> dict[str, float]:
+        """Learns from the answers of a step; returns means for the logs.
 
         Raises:
             DivergenceError: Too many updates in a row were not finite.
         """
         config, optim = self.config, self.config.optim
-        samples, logs = samples_of(groups, config)
         rate = optim.learning_rate * min(1.0, (run.step + 1) / optim.warmup if optim.warmup else 1.0)
         for setting in self.optimiser.param_groups:
             setting["lr"] = rate
-        old = self._scores(self.model, samples) if config.loss.old == "recompute" else None
+        old = self._scores(self.scorer, samples) if config.loss.old == "recompute" else None
         reference = self._scores(self.reference, samples) if self.reference is not None else None
         totals: dict[str, float] = {}
         norms, losses, skipped = [], [], 0
         for number in range(optim.passes):
-            order = run.rng("update", run.step, number).numpy.permutation(len(groups))
-            place = np.argsort(order)
+            place = run.rng("update", run.step, number).numpy.permutation(1 + samples[-1].group)
             arranged = sorted(range(len(samples)), key=lambda index: (place[samples[index].group], index))
             for part in np.array_split(np.array(arranged), min(optim.minibatches, len(arranged))):
                 chosen = part.tolist()
@@ -120,7 +141,7 @@ class Learner:
                 norms.append(norm)
                 for name, value in sums.items():
                     totals[name] = totals.get(name, 0.0) + value
-        return logs | self._logs(totals, losses, norms, rate, skipped)
+        return self._logs(totals, losses, norms, rate, skipped)
 
     def _step(
         self, samples: Sequence[Sample], chosen: Sequence[int], old: dict[int, Tensor] | None,
@@ -138,17 +159,16 @@ class Learner:
         idle = not config.loss.kl and not config.loss.entropy
         active = [i for i in chosen if weight[i] and not (idle and samples[i].advantage == 0)]
         self.optimiser.zero_grad(set_to_none=True)
-        total = 0.0
-        sums: dict[str, float] = {}
-        for rows in self._rows(samples, active, shared=True):
-            logp, entropy, answers, index = self._forward(self.model, rows)
+        total, sums = 0.0, dict.fromkeys(MONITORED, 0.0)
+        for rows, counts in self._rows(samples, active):
+            logp, entropy, answers, index = self._forward(self.scorer, rows)
             logs = [samples[i].answer.logp for i in answers]
             rollout = torch.tensor([value for values in logs for value in values], device=logp.device)
             tokens = Tokens(
                 old=rollout if old is None else torch.cat([old[i] for i in answers]),
                 rollout=rollout,
                 advantage=_spread([samples[i].advantage for i in answers], logs, logp),
-                weight=_spread([weight[i] for i in answers], logs, logp),
+                weight=_spread([weight[i] * counts for i in answers], logs, logp),
                 answer=index,
                 reference=None if reference is None else torch.cat([reference[i] for i in answers]),
             )
@@ -156,68 +176,51 @@ class Learner:
             loss.backward()
             total += float(loss.detach())
             for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-        self._reduce()
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if not gradients:
+                sums[name] += float(value) * counts
+        sum_gradients(self.parameters, self.device.world)
+        sums = sum_scalars({"loss": total, **sums}, self.device.world)
+        total = sums.pop("loss")
+        if not active:
             return 0.0, 0.0, sums
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.optim.clip)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, config.optim.clip))
         if not bool(norm.isfinite()):
             self.optimiser.zero_grad(set_to_none=True)
             raise DivergenceError(f"the gradient's norm is {float(norm)}; nothing was applied")
         self.optimiser.step()
         return total, float(norm), sums
 
-    def _rows(self, samples: Sequence[Sample], chosen: Sequence[int], *, shared: bool) -> Iterator[list[list[Piece]]]:
-        """Yields micro-batches of this rank."""
+    def _rows(self, samples: Sequence[Sample], chosen: Sequence[int]) -> Iterator[tuple[list[list[Piece]], bool]]:
+        """Yields the micro-batches of this rank, and whether they count: sharded ranks make equally many passes."""
+        world, limit = self.device.world, self.config.optim.micro_tokens
         pieces = [
             Piece(index=i, group=samples[i].group, prompt=samples[i].prompt, answer=samples[i].answer.tokens)
             for i in chosen
         ]
-        if not pieces:
-            return
-        world = self.device.world
-        rows = pack(pieces, ROW)[world.rank :: world.size] if shared else pack(pieces, ROW)
-        if rows:
-            yield from micro_batches(rows, self.config.optim.micro_tokens)
+        rows = pack(pieces, ROW)
+        shares = [micro_batches(rows[rank :: world.size], limit) for rank in range(world.size)]
+        own = shares[world.rank]
+        yield from ((batch, True) for batch in own)
+        if self.sharded:
+            yield from (([rows[0][:1]], False) for _ in range(max(map(len, shares)) - len(own)))
 
-    def _forward(self, model: nn.Module, pieces: list[list[Piece]]) -> tuple[Tensor, Tensor, list[int], Tensor]:
+    def _forward(self, scorer: Scorer, pieces: list[list[Piece]]) -> tuple[Tensor, Tensor, list[int], Tensor]:
         """Returns log-probabilities and entropies (n,), the answers in their order, and each token's answer (n,)."""
         rows = build(pieces)
-        answers = rows.answers
-        tokens, positions, mask, source, target, index = self.device.move(
+        *inputs, index = self.device.move(
             (rows.tokens, rows.positions, rows.mask, rows.source, rows.target, rows.answer)
         )
         with self.device.autocast():
-            hidden = model(tokens, positions, mask).flatten(0, 1)[source]
-            head: Any = model.head
-            logp, entropy = token_scores(hidden, head, target, self.config.sampling.temperature)
-        return logp, entropy, answers, index
+            logp, entropy = scorer(*inputs)
+        return logp, entropy, rows.answers, index
 
     @torch.no_grad()
-    def _scores(self, model: nn.Module, samples: Sequence[Sample]) -> dict[int, Tensor]:
-        """Returns the log-probabilities of every answer's tokens under a model."""
+    def _scores(self, scorer: Scorer, samples: Sequence[Sample]) -> dict[int, Tensor]:
+        """Returns the log-probabilities under a model of the tokens of every answer that this rank trains on."""
         found: dict[int, Tensor] = {}
-        for rows in self._rows(samples, range(len(samples)), shared=False):
-            logp, _, answers, _ = self._forward(model, rows)
+        for rows, _ in self._rows(samples, range(len(samples))):
+            logp, _, answers, _ = self._forward(scorer, rows)
             found.update(zip(answers, logp.split([len(samples[i].answer.tokens) for i in answers]), strict=True))
-        return found
-
-    def _reduce(self) -> None:
-        """Adds the gradients of all ranks."""
-        if self.device.world.size == 1:
-            return
-        import torch.distributed as dist
-
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        flat = torch.cat([parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None])
-        dist.all_reduce(flat)
-        at = 0
-        for parameter in self.parameters:
-            parameter.grad = flat[at : at + parameter.numel()].view_as(parameter)
-            at += parameter.numel()
+        return gather(found, self.device.world)
 
     def _logs(
         self, totals: dict[str, float], losses: Sequence[float], norms: Sequence[float], rate: float, skipped: int
@@ -236,6 +239,15 @@ class Learner:
             "train/tokens": tokens,
             "train/skipped": float(skipped),
         }
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """Returns the layers of a decoder, ours or one of transformers."""
+    body = model.model if hasattr(model, "model") else model.network.base_model
+    for name in ("layers", "h"):
+        if hasattr(body, name):
+            return list(getattr(body, name))
+    return []
 
 
 def _spread(values: Sequence[float], tokens: Sequence[Sequence[float]], like: Tensor) -> Tensor:

@@ -95,6 +95,13 @@ def token_weights(
     return weights * mask
 
 
+MONITORED = (
+    "tokens", "clip_low", "clip_high", "clip_high_probability", "dual_clip", "kl_old", "kl", "entropy", "probability",
+    "rollout_difference", "rollout_kl",
+)  # fmt: skip
+"""What :func:`policy_loss` sums up."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
     """What the loss needs of the tokens of some answers; all (N,), in the same order, ``answer`` non-decreasing."""
@@ -168,6 +175,7 @@ def policy_loss(logp: Tensor, entropy: Tensor, tokens: Tokens, config: LossConfi
         "probability": logp.exp(),
         "rollout_difference": (tokens.old - tokens.rollout).abs(),
         "rollout_kl": k3(tokens.rollout, tokens.old),
+        "kl": torch.zeros_like(logp),
     }
     if config.kl and tokens.reference is not None:
         divergence = k3(logp, tokens.reference)

@@ -161,8 +161,13 @@ def model_folder(source: str) -> Path:
     return folder
 
 
-def load_language(folder: Path, implementation: str = "auto") -> Language:
+def load_language(folder: Path, implementation: str = "auto", weights: Path | None = None) -> Language:
     """Returns the model of a folder of ``config.json``, safetensors and tokenizer files, in float32.
+
+    Args:
+        folder: Of the model.
+        implementation: Whose code to use, see `settings.ModelConfig`.
+        weights: Other weights than the folder's, a file.
 
     Raises:
         DataError: A file is missing, damaged or does not fit. UsageError: The model needs transformers.
@@ -177,18 +182,58 @@ def load_language(folder: Path, implementation: str = "auto") -> Language:
     if shape is None:
         from sextet.dapo.foreign import Foreign
 
-        return Language(model=Foreign.load(folder), tokenizer=tokenizer, record=record, folder=folder)
-    with torch.device("meta"):
-        model = Decoder(shape)
-    weights = read_weights(folder)
-    if shape.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)
-    weights = {name: value.float() for name, value in weights.items() if not name.endswith("rotary_emb.inv_freq")}
+        model: nn.Module = Foreign.load(folder) if weights is None else Foreign.of(record)
+        if weights is None:
+            return Language(model=model, tokenizer=tokenizer, record=record, folder=folder)
+    else:
+        with torch.device("meta"):
+            model = Decoder(shape)
+    tensors = read_weights(folder) if weights is None else load_file(weights)
+    if shape is not None and shape.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    tensors = {name: value.float() for name, value in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     try:
-        model.load_state_dict(weights, assign=True)
+        model.load_state_dict(tensors, assign=True)
     except RuntimeError as error:
         raise DataError(f"{folder}: the weights do not fit config.json ({error})") from error
     return Language(model=model, tokenizer=tokenizer, record=record, folder=folder)
+
+
+def write_about(language: Language, folder: Path) -> None:
+    """Writes all of a model but its weights: ``config.json`` and the tokenizer's files."""
+    if isinstance(language.tokenizer, Pretrained):
+        language.tokenizer.tokenizer.save_pretrained(folder)
+    write_json(folder / "config.json", language.record)
+
+
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the weights by their plain names, adapters added to what they adapt."""
+    if not any(hasattr(module, "base_layer") for module in model.modules()):
+        return dict(model.state_dict())
+    weights = {
+        name.replace(".base_layer", ""): value for name, value in model.state_dict().items() if ".lora_" not in name
+    }
+    for name, module in model.named_modules():
+        if hasattr(module, "base_layer"):
+            delta: Tensor = module.get_delta_weight("default")
+            weights[f"{name}.weight"] = module.base_layer.weight.detach() + delta.detach()
+    return weights
+
+
+def add_adapters(model: nn.Module, rank: int, alpha: int) -> None:
+    """Freezes a model and adds low-rank adapters to its linear layers but the head.
+
+    Raises:
+        UsageError: peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise missing_extra("peft", "lora", "model.lora_rank") from error
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and "lm_head" not in name]
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names), model)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

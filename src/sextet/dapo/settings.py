@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from sextet.core.config import RunConfig, require
-from sextet.core.errors import UsageError
+from sextet.core.errors import UsageError, unknown
 
 GRPO = {
     "objective": "clip", "advantage": "group", "aggregate": "sequence", "clip_low": 0.2, "clip_high": 0.2,
@@ -27,6 +27,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "sapo": {**GRPO, "objective": "sapo"},
 }  # fmt: skip
 """What each method puts in the fields that are left to it. The bounds of GSPO and CISPO are our choice."""
+
+
+ABLATED = ("table", "hard_table", "chain", "addition")
+"""Tasks of the ablation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +144,8 @@ class OptimConfig:
     """Passes over a rollout step's answers (DAPO: 1)."""
     micro_tokens: int = 4096
     """Tokens in a forward pass (script: 22528 a GPU)."""
+    shard: bool = False
+    """Shard weights, gradients and optimiser over the ranks (FSDP2; script: yes); else every rank has all of them."""
     checkpointing: bool = False
     """Compute activations again in the backward pass to save memory (script: yes)."""
     max_bad: int = 3
@@ -172,7 +178,7 @@ class ModelConfig:
     """Code of the network: our own for Llama, Qwen2 and Qwen3, that of transformers for all others."""
     lora_rank: int = 0
     """Rank of low-rank adapters, the only weights trained (needs peft); 0: all weights are trained."""
-    lora_alpha: float = 16.0
+    lora_alpha: int = 16
     """Their scale times the rank."""
 
 
@@ -253,6 +259,28 @@ class EvaluationConfig:
     """Of sampling (DAPO: 0.7)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """What ``--dry-run`` assumes; no effect on a training."""
+
+    devices: int = 1
+    """Number of devices, which is that of the ranks."""
+    tflops: float = 0.1
+    """Peak speed of a device in TFLOP/s, in the precision of the training (one CPU core: about 0.1)."""
+    train_share: float = 0.4
+    """Share of it that updates reach."""
+    generate_share: float = 0.1
+    """Share of it that generation reaches."""
+    generator_shards: int = 1
+    """Devices that share the weights of one generator."""
+    answer_tokens: int = 0
+    """Mean length of an answer; 0: half of max_tokens."""
+    prompt_tokens: int = 128
+    """Mean length of a prompt."""
+    kept_share: float = 0.5
+    """Share of groups with a spread."""
+
+
 PartT = TypeVar("PartT", LossConfig, SamplingConfig)
 
 
@@ -271,15 +299,27 @@ class Config(RunConfig):
     optim: OptimConfig = field(default_factory=OptimConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    ablation: str = "table,hard_table,chain"
+    """Tasks of the ablation: table, hard_table, chain (tiny models), addition (SmolLM2, GRPO and DAPO only)."""
     num_seeds: int = 5
     """Seeds of an ablation; seed, seed+1 and so on."""
     samples_kept: int = 32
     """Groups of a step whose answers are kept for the page; 0: none."""
 
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks of the ablation."""
+        return [name.strip() for name in self.ablation.split(",")]
+
     def __post_init__(self) -> None:
         """Checks what depends on several fields."""
         super().__post_init__()
+        require(self.num_seeds >= 1, "num_seeds", self.num_seeds, "1 or more")
         if self.method == "ablate":
+            for name in self.tasks:
+                if name not in ABLATED:
+                    raise UsageError(unknown("task of the ablation", name, ABLATED))
             return
         loss, sampling = filled(self.loss, self.method), filled(self.sampling, self.method)
         grouped = loss.advantage != "rloo"

@@ -56,7 +56,7 @@ def table(config: TaskConfig, seed: int, *, keys: int = 200, hard: float = 0.25,
     names = rng.choice(1000, number, replace=False)
     values = rng.integers(0, 100, (number, 4))
     values[:, 1:] = (values[:, :1] + rng.integers(1, 100, (number, 3))) % 100  # three wrong ones
-    hardness = np.arange(number) < round(hard * number)
+    hardness = rng.permutation(number) < round(hard * number)
     problems = [
         Problem(prompt=f"{name:03}=", answer=f"{value:02}", extra={"kind": "hard" if is_hard else "easy"})
         for name, value, is_hard in zip(names, values[:, 0], hardness, strict=True)

@@ -5,156 +5,236 @@ prompts -> G answers each -> verdicts -> groups with a spread, until there are N
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from safetensors.torch import load_file
 
 from sextet.core.device import Device, pick_device
-from sextet.core.errors import SextetError
+from sextet.core.errors import DataError, SextetError
 from sextet.core.run import Run
+from sextet.dapo.evaluate import Reader, by_kind, right_probability, test
 from sextet.dapo.generators import Pool
 from sextet.dapo.groups import Collector, Group
-from sextet.dapo.learner import Learner
-from sextet.dapo.model import Characters, Language, load_language, model_folder, tiny
-from sextet.dapo.rollout import Answer, Limits
+from sextet.dapo.learner import Learner, samples_of
+from sextet.dapo.lesson import teach
+from sextet.dapo.model import (
+    Language,
+    add_adapters,
+    load_language,
+    model_folder,
+    plain_weights,
+    tiny,
+    write_about,
+)
+from sextet.dapo.ranks import Trained, from_main, whole
+from sextet.dapo.rollout import Limits
+from sextet.dapo.samples import write_samples
 from sextet.dapo.settings import Config, resolve
-from sextet.dapo.tasks import Example, Problem, Task, load_task
+from sextet.dapo.tasks import Problem, Task, load_task
 from sextet.dapo.verifier import Verifier
 
 
 class Stalled(SextetError):  # noqa: N818 - says what happened
-    """No group could be learnt from, step after step (exit code 3)."""
+    """Step after step there was no group to learn from (exit code 3)."""
 
     exit_code = 3
 
 
 def check(config: Config) -> None:
-    """Raises what would stop the training later, before anything is written."""
+    """Raises what would stop the training later, before anything is written: files, packages, the device."""
     pick_device(config.device)
+    if config.method == "ablate":
+        return
+    load_task(config.task, config.seed)
+    if config.model.source != "tiny":
+        model_folder(config.model.source)
 
 
-def train(config: Config, run: Run) -> None:
-    """Trains a policy and tests it."""
+def train(config: Config, run: Run, start: Path | None = None) -> None:
+    """Trains a policy and tests it before, during and after.
+
+    Args:
+        config: The settings.
+        run: Where to keep everything.
+        start: A finished part with the weights that a tiny model starts from; None: it is taught first.
+
+    Raises:
+        Stalled: No group had a spread in ``sampling.max_empty`` steps in a row.
+        DivergenceError: Updates were not finite ``optim.max_bad`` times in a row.
+    """
     torch.set_num_threads(config.threads)
+    if config.method == "ablate":
+        from sextet.dapo.ablate import ablate
+
+        ablate(config, run)
+        return
     config = resolve(config)
     task = load_task(config.task, config.seed)
-    language = begin(config, run, task)
-    tokenizer = language.tokenizer
+    for note in task.notes:
+        run.say(f"data: {note}")
+        run.event("warning", text=note)
+    language = begin(config, run, task, start)
+    reader = Reader.of(language.tokenizer, config.task, task)
+    problems, prompts = fitting(task.train, reader, config, run)
     device = Device(config.device, config.precision, threads=config.threads, world=run.world)
-    learner = Learner(language.model, config, device)
-    prompts = [encode(problem, tokenizer, config) for problem in task.train]
-    stop = [tokenizer.end, *(tokenizer.encode(text)[0] for text in task.stop)]
-    sampling = config.sampling
+    learner, sampling, settings = Learner(language.model, config, device), config.sampling, config.task
     limits = Limits(
-        max_tokens=sampling.max_tokens, stop=stop, temperature=sampling.temperature, top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens, stop=reader.stop, temperature=sampling.temperature, top_p=sampling.top_p,
         seed=run.key("rollout"), slice_tokens=config.rollout.slice_tokens,
     )  # fmt: skip
-
-    def decode(answer: Answer) -> str:
-        return tokenizer.decode([token for token in answer.tokens if token not in stop])
-
-    verifier, pool = Verifier(task.reward), Pool(config, language)
-    collector = Collector(
-        sampling, task.train, prompts, pool, verifier, limits, seed=run.key("data"), ahead=config.rollout.staleness
-    )
-    empty = 0
-    run.track(model=learner.model, optimiser=learner.optimiser, collector=collector)
-    try:
+    with ExitStack() as stack:
+        verifier = pool = None
+        if run.world.is_main:  # it drives generators and verifiers; the others only learn
+            verifier = stack.enter_context(
+                Verifier(
+                    task.reward, seconds=settings.reward_seconds, megabytes=settings.reward_mb,
+                    workers=settings.reward_workers, failed_reward=settings.failed_reward,
+                )
+            )  # fmt: skip
+            pool = stack.enter_context(Pool(config, language))
+        collector = Collector(
+            sampling, problems, prompts, pool, verifier, limits, seed=run.key("data"), ahead=config.rollout.staleness
+        )
+        run.track(policy=Trained(learner.model, learner.optimiser), collector=collector)
         run.restore()
+
+        def publish(step: int) -> None:
+            weights = whole(plain_weights(learner.model))
+            if pool is not None:
+                pool.publish(weights, step)
+
+        def tested(step: int) -> dict[str, Any]:
+            scores = from_main(
+                run.world,
+                lambda: test(task.test, reader, pool.run, verifier, config, seed=run.key("evaluate", step)),  # type: ignore[union-attr, arg-type]
+            )
+            if task.reward == "exact":
+                chosen = task.test[: config.evaluation.problems]
+                chances = right_probability(learner.scorer, chosen, reader, config, device)
+                scores |= by_kind("p(right)", 100 * np.array(chances), chosen)
+            run.log({f"eval/{name}": value["mean"] for name, value in scores.items() if isinstance(value, dict)})
+            return scores
+
         for step in run.steps(config.optim.steps):
             started = time.perf_counter()
-            pool.publish(learner.model.state_dict(), step)
-            groups, seen, counts = collector.collect(step, run, decode)
+            publish(step)
+            if step == 0 or run.every(config.evaluation.every):
+                tested(step)
+            began, cpu = time.perf_counter(), time.process_time()
+            groups, seen, counts = from_main(run.world, lambda: collector.collect(step, run, reader.decode))  # noqa: B023
             generated = time.perf_counter()
-            logs = group_logs(seen, counts, sampling.tolerance)
-            if groups:
-                logs |= learner.update(groups, run)
-            empty = 0 if groups else empty + 1
-            logs |= {
-                "time/collect": generated - started,
+            samples, logs = samples_of(groups, config) if groups else ([], {})
+            if samples:
+                logs |= learner.update(samples, run)
+            times = {
+                "time/test": began - started,
+                "time/collect": generated - began,
                 "time/update": time.perf_counter() - generated,
-                "groups/trained": float(len(groups)),
+                "time/cpu": time.process_time() - cpu,
             }
-            run.log(logs)
-            if empty >= sampling.max_empty:
-                raise Stalled(f"no group with a spread in {empty} steps: {counts}")
-    finally:
-        pool.close()
-        verifier.close()
-    run.finish({"accuracy": 0.0}, learner.model.state_dict())
+            run.log({**group_logs(seen, counts, step), **logs, **times, "groups/trained": float(len(groups))})
+            if run.world.is_main:
+                write_samples(run, seen, groups, samples, problems, reader, config)
+            watch_empty(collector, bool(groups), counts, sampling.max_empty, run)
+        publish(config.optim.steps)
+        summary = tested(config.optim.steps)
+    finish(run, language, learner, {**summary, "steps": config.optim.steps})
 
 
-def encode(problem: Problem, tokenizer: object, config: Config) -> list[int]:
-    """Returns the ids of a problem's prompt."""
-    assert isinstance(problem.prompt, str)
-    return tokenizer.encode(problem.prompt)  # type: ignore[attr-defined, no-any-return]
+def finish(run: Run, language: Language, learner: Learner, summary: dict[str, Any]) -> None:
+    """Writes the trained model with all that it needs."""
+    about, weights = run.directory / "language", whole(plain_weights(learner.model))
+    if run.world.is_main:
+        write_about(language, about)
+    run.finish(summary, weights)
+    if run.world.is_main:
+        shutil.copytree(about, run.directory / "final" / "language", dirs_exist_ok=True)
 
 
-def begin(config: Config, run: Run, task: Task) -> Language:
-    """Returns the model at the start: read, or for a tiny one taught in a part of the run."""
-    if config.model.source != "tiny":
-        return load_language(model_folder(config.model.source), config.model.implementation)
-    language = tiny(config.model, task.characters, run.rng("init").torch)
-    part = run.child("start")
+def start_part(config: Config, part: Run) -> Language:
+    """Teaches a tiny model, if it was not yet, and finishes the part; returns the model."""
+    task = load_task(config.task, config.seed)
+    language = tiny(config.model, task.characters, part.rng("init").torch)
     if not part.finished:
-        teach(language, task, config, part)
-    from safetensors.torch import load_file
-
-    language.model.load_state_dict(load_file(part.directory / "final" / "model.safetensors"))
+        teach(language, task, config.model, part)
     return language
 
 
-def teach(language: Language, task: Task, config: Config, part: Run) -> None:
-    """The supervised start of a tiny model: the task's examples, with a cosine schedule."""
-    assert task.lesson is not None and isinstance(language.tokenizer, Characters)
-    optimiser = torch.optim.AdamW(language.model.parameters(), 3e-3, weight_decay=0.01, fused=True)
-    part.track(model=language.model, optimiser=optimiser)
-    for step in part.steps(config.model.warm_steps):
-        optimiser.param_groups[0]["lr"] = 1.5e-3 * (1 + np.cos(np.pi * step / config.model.warm_steps))
-        loss = lesson_loss(language.model, task.lesson(part.rng("data", step).numpy), language.tokenizer)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(language.model.parameters(), 1.0)
-        optimiser.step()
-        part.log({"loss": loss.detach()})
-    part.finish({}, language.model.state_dict())
+def begin(config: Config, run: Run, task: Task, start: Path | None = None) -> Language:
+    """Returns the model at the start: read, or for a tiny one taught in a part of the run."""
+    if config.model.source != "tiny":
+        language = load_language(model_folder(config.model.source), config.model.implementation)
+    else:
+        if start is None:
+            part = run.child("start")
+            start_part(config, part)
+            run.world.barrier()
+            start = part.directory
+        language = tiny(config.model, task.characters, run.rng("init").torch)
+        language.model.load_state_dict(load_file(start / "final" / "model.safetensors"))
+    if config.model.lora_rank:
+        add_adapters(language.model, config.model.lora_rank, config.model.lora_alpha)
+    return language
 
 
-def lesson_loss(model: nn.Module, examples: Sequence[Example], tokenizer: Characters) -> Tensor:
-    """Mean cross-entropy of what follows the prompts."""
-    pairs = [(tokenizer.encode(prompt), [*tokenizer.encode(text), tokenizer.end]) for prompt, text in examples]
-    longest = max(len(prompt) + len(text) for prompt, text in pairs)
-    tokens = torch.full((len(pairs), longest), tokenizer.end)
-    targets = torch.full((len(pairs), longest), -100)
-    for row, (prompt, text) in enumerate(pairs):
-        tokens[row, : len(prompt) + len(text)] = torch.tensor(prompt + text)
-        targets[row, len(prompt) - 1 : len(prompt) + len(text) - 1] = torch.tensor(text)
-    mask = torch.full((longest, longest), -torch.inf).triu(1)[None, None]
-    hidden = model(tokens, torch.arange(longest).expand(len(pairs), -1), mask)
-    head: Tensor = model.head  # type: ignore[assignment]
-    return functional.cross_entropy((hidden @ head.T).flatten(0, 1), targets.flatten())
+def fitting(
+    problems: Sequence[Problem], reader: Reader, config: Config, run: Run
+) -> tuple[list[Problem], list[list[int]]]:
+    """Returns the problems whose prompts are short enough, with their ids.
+
+    Raises:
+        DataError: None is.
+    """
+    longest = config.task.max_prompt_tokens
+    pairs = [(problem, reader.encode(problem.prompt)) for problem in problems]
+    kept = [(problem, ids) for problem, ids in pairs if 0 < len(ids) <= longest]
+    if len(kept) < len(pairs):
+        text = f"{len(pairs) - len(kept)} of {len(pairs)} prompts are empty or longer than {longest} tokens"
+        if not kept:
+            raise DataError(f"{text}: raise task.max_prompt_tokens, or give shorter ones")
+        run.say(f"data: {text}; they are left out")
+        run.event("warning", text=text)
+    return [problem for problem, _ in kept], [ids for _, ids in kept]
 
 
-def group_logs(seen: Sequence[Group], counts: dict[str, float], tolerance: float) -> dict[str, float]:
-    """What the paper asks to watch of the answers of a step."""
+def watch_empty(collector: Collector, trained: bool, counts: dict[str, float], most: int, run: Run) -> None:
+    """Counts steps in a row without a group to train on, warns, and stops the run after ``most``."""
+    collector.empty = 0 if trained else collector.empty + 1
+    if trained:
+        return
+    tally = ", ".join(f"{counts.get(kind, 0):.0f} {kind}" for kind in ("right", "wrong", "failed"))
+    run.say(f"step {run.step}: no group with a spread (all {tally}); nothing to learn from")
+    if collector.empty >= most:
+        easy, hard = counts.get("right", 0) > counts.get("wrong", 0), counts.get("failed", 0) > 0
+        advice = "the verifier fails: see `failure` in the samples" if hard else "give harder problems" if easy else (
+            "give easier problems, a better starting model, or longer answers (sampling.max_tokens)"
+        )  # fmt: skip
+        raise Stalled(f"no group had a spread in {collector.empty} steps in a row (the last: all {tally}); {advice}")
+
+
+def group_logs(seen: Sequence[Group], counts: dict[str, float], step: int) -> dict[str, float]:
+    """What is watched of the answers of a step."""
+    logs = {f"groups/{name}": float(value) for name, value in counts.items()}
     if not seen:
-        return {f"groups/{name}": float(value) for name, value in counts.items()}
-    lengths = np.array([len(answer.tokens) for group in seen for answer in group.answers])
-    right = [bool(verdict.right) for group in seen for verdict in group.verdicts]
-    cut = [not answer.stopped for group in seen for answer in group.answers]
-    return {
-        "answers/accuracy": float(np.mean(right)),
+        return logs
+    answers = [answer for group in seen for answer in group.answers]
+    verdicts = [verdict for group in seen for verdict in group.verdicts]
+    lengths = np.array([len(answer.tokens) for answer in answers])
+    ages = np.array([step - version for answer in answers for version in answer.versions])
+    return logs | {
+        "answers/accuracy": float(np.mean([bool(verdict.right) for verdict in verdicts])),
+        "answers/score": float(np.mean([verdict.score for verdict in verdicts])),
         "answers/length": float(lengths.mean()),
         "answers/length_min": float(lengths.min()),
         "answers/length_max": float(lengths.max()),
-        "answers/truncated": float(np.mean(cut)),
-        **{f"groups/{name}": float(value) for name, value in counts.items()},
+        "answers/truncated": float(np.mean([not answer.stopped for answer in answers])),
+        "async/staleness": float(ages.mean()),
+        "async/staleness_max": float(ages.max()),
     }
-
-
-_ = Path
