@@ -49,14 +49,13 @@ def write_parquet_folder(folder: Path) -> Path:
     return folder / "parts"
 
 
-def write_saved(folder: Path, *, stream: bool = True, order: tuple[int, int] = (0, 1)) -> Path:
+def write_saved(folder: Path, order: tuple[int, int] = (0, 1)) -> Path:
     """A folder as ``Dataset.save_to_disk`` writes it; the order of its files is that of state.json."""
     saved = folder / "saved"
     saved.mkdir()
-    new = pa.ipc.new_stream if stream else pa.ipc.new_file
     for number, place in enumerate(order):
         table = pa.Table.from_pylist(RECORDS[20 * number :][:20])
-        with new(str(saved / f"data-{place:05}-of-00002.arrow"), table.schema) as writer:
+        with pa.ipc.new_stream(str(saved / f"data-{place:05}-of-00002.arrow"), table.schema) as writer:
             writer.write_table(table, max_chunksize=7)
     files = [{"filename": f"data-{place:05}-of-00002.arrow"} for place in order]
     (saved / "state.json").write_text(json.dumps({"_data_files": files, "_split": "train"}))
@@ -69,9 +68,8 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "json": write_json,
     "parquet": write_parquet,
     "folder of parquet": write_parquet_folder,
-    "saved, streams": write_saved,
-    "saved, files": lambda folder: write_saved(folder, stream=False),
-    "saved, files in another order": lambda folder: write_saved(folder, order=(1, 0)),
+    "saved": write_saved,
+    "saved, files in another order": lambda folder: write_saved(folder, (1, 0)),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ def check(
     found = examine(read_rows(path, prompt_field=prompt_field, answer_field=answer_field), named)
     unusable = [found.line(reason) for reason in found.left_out]
     warnings = [*_copies(found, named), *_answers(found, named), *_lengths(found, max_prompt_tokens, tokenizer, named)]
-    leaks = [_leaks(found, other, prompt_field, answer_field, named) for other in against]
+    for other in against:
+        warnings += _leaks(found, other, prompt_field, answer_field, named)
     count = found.left_out.total()
     report: dict[str, Any] = {
         "prompts": path,
@@ -62,49 +63,43 @@ def check(
         "rows": found.rows,
         "different prompts": len(found.problems),
         "not used": unusable,
-        "warnings": warnings + [line for lines in leaks for line in lines],
+        "warnings": warnings,
     }
     if against:
         report["compared with"] = (
             f"{', '.join(against)}: the same text (case and spaces aside), or {GRAM} words in a row in common"
         )
     if unusable or not found.rows:
-        lines = [f"not used: {line}" for line in unusable] + [f"warning: {line}" for line in report["warnings"]]
+        lines = [f"not used: {line}" for line in unusable] + [f"warning: {line}" for line in warnings]
         counts = f"{found.rows:,} rows, {len(found.problems):,} different prompts that can be used"
         raise DataError("\n  ".join([f"{path}: {report['verdict']}", counts, *lines]))
     return report
 
 
-def _line(count: int, text: str, places: Iterable[str], named: int) -> str:
-    first = list(places)[:named]
-    return f"{count:,} {text} ({', '.join(first)}{', ...' if count > len(first) else ''})"
+def _told(places: Sequence[str], text: str, named: int) -> list[str]:
+    """Returns a line of how many there are and the first of them, or none."""
+    first = ", ".join(places[:named]) + (", ..." if len(places) > named else "")
+    return [f"{len(places):,} {text} ({first})"] if places else []
 
 
 def _copies(found: Problems, named: int) -> list[str]:
-    if not found.copies:
-        return []
-    rows = (f"{place} {count + 1:,} times" for place, count in found.copies.most_common())
-    text = f"rows are copies; {len(found.copies):,} prompts are there more than once"
-    first = [row for row, _ in zip(rows, range(named), strict=False)]
-    return [f"{found.copies.total():,} {text} ({', '.join(first)}{', ...' if len(found.copies) > named else ''})"]
+    times = [f"{place} {count + 1:,} times" for place, count in found.copies.most_common()]
+    lines = _told(times, "prompts are there more than once", named)
+    return [f"{found.copies.total():,} rows are copies; {line}" for line in lines]
 
 
 def _answers(found: Problems, named: int) -> list[str]:
-    pairs = list(zip(found.problems, found.places, strict=True))
-    texts = [place for problem, place in pairs if not re.fullmatch(r"[+-]?\d+", problem.answer.replace(",", ""))]
-    given = [
-        place
-        for problem, place in pairs
-        if len(problem.answer) > 1
-        and re.search(rf"(?<!\w){re.escape(problem.answer)}(?!\w)", bare(text_of(problem.prompt)))
+    texts, given = [], []
+    for problem, place in zip(found.problems, found.places, strict=True):
+        if not re.fullmatch(r"[+-]?\d+", problem.answer.replace(",", "")):
+            texts.append(place)
+        word = rf"(?<!\w){re.escape(problem.answer)}(?!\w)"
+        if len(problem.answer) > 1 and re.search(word, bare(text_of(problem.prompt))):
+            given.append(place)
+    return [
+        *_told(texts, "answers are not whole numbers, which the rules dapo and number are made for", named),
+        *_told(given, "prompts have their answer in them", named),
     ]
-    lines = []
-    if texts:
-        text = "answers are not whole numbers, which the rules dapo and number are made for"
-        lines.append(_line(len(texts), text, texts, named))
-    if given:
-        lines.append(_line(len(given), "prompts have their answer in them", given, named))
-    return lines
 
 
 def _lengths(found: Problems, limit: int, tokenizer: Path | None, named: int) -> list[str]:
@@ -117,10 +112,7 @@ def _lengths(found: Problems, limit: int, tokenizer: Path | None, named: int) ->
         encode = Pretrained(tokenizer).encode
         how, lengths = "without a chat template", [len(encode(text)) for text in texts]
     long = [place for place, length in zip(found.places, lengths, strict=True) if length > limit]
-    if not long:
-        return []
-    text = f"prompts are over {limit:,} tokens {how}, the longest {max(lengths):,}"
-    return [_line(len(long), text, long, named)]
+    return _told(long, f"prompts are over {limit:,} tokens {how}, the longest {max(lengths, default=0):,}", named)
 
 
 def _leaks(found: Problems, other: str, prompt_field: str, answer_field: str, named: int) -> list[str]:
@@ -143,15 +135,10 @@ def _leaks(found: Problems, other: str, prompt_field: str, answer_field: str, na
             same.append(f"{place} = {whole[key]}")
         elif common := next((gram for gram in _grams(key) if 0 < owners[gram] <= BOILERPLATE), None):
             shared.append(f"{place} ~ {grams[common]}: {common}")
-    lines = []
-    if same:
-        lines.append(_line(len(same), f"prompts are in {other}", same, named))
-    if shared:
-        text = f"prompts have {GRAM} words in a row in common with {other} without being equal"
-        lines.append(_line(len(shared), text, shared, named))
-    return lines
+    text = f"prompts have {GRAM} words in a row in common with {other} without being equal"
+    return [*_told(same, f"prompts are in {other}", named), *_told(shared, text, named)]
 
 
-def _grams(text: str) -> Sequence[str]:
+def _grams(text: str) -> list[str]:
     words = re.findall(r"\w+", text)
     return list(dict.fromkeys(" ".join(words[at : at + GRAM]) for at in range(len(words) - GRAM + 1)))

@@ -154,18 +154,6 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{path}: cannot read ({error.strerror or error})") from error
 
 
-def _ipc(handle: Any) -> Any:
-    """Opens an Arrow stream, which Hugging Face datasets are saved as, or an Arrow file read as one."""
-    import pyarrow as pa
-
-    try:
-        return pa.ipc.open_stream(handle)
-    except pa.ArrowInvalid:
-        handle.seek(0)
-        table = pa.ipc.open_file(handle).read_all()
-        return table.to_reader(1024)
-
-
 def _table(path: Path, tops: set[str]) -> Iterator[tuple[str, Any]]:
     try:
         import pyarrow as pa
@@ -174,20 +162,15 @@ def _table(path: Path, tops: set[str]) -> Iterator[tuple[str, Any]]:
         raise missing_extra("pyarrow", "llm", f"reading {path.name}") from error
     try:
         with pa.memory_map(str(path)) as handle:
-            if path.suffix.lower() == ".parquet":
-                file = pq.ParquetFile(handle)
-                names = file.schema_arrow.names
-            else:
-                file = _ipc(handle)
-                names = file.schema.names
-            columns = [name for name in names if name in tops or any(name.startswith(f"{top}.") for top in tops)]
+            file = pq.ParquetFile(handle) if path.suffix.lower() == ".parquet" else pa.ipc.open_stream(handle)
+            names = (file.schema_arrow if isinstance(file, pq.ParquetFile) else file.schema).names
+            columns = [name for name in names if name.split(".")[0] in tops]
             absent = dict.fromkeys(name for name in names if name not in columns)
             number = 0
-            batches = file.iter_batches(1024, columns=columns) if isinstance(file, pq.ParquetFile) else file
-            for batch in batches:
+            for batch in file.iter_batches(1024, columns=columns) if isinstance(file, pq.ParquetFile) else file:
                 for record in batch.select(columns).to_pylist():
                     number += 1
-                    # the names of other columns, for the message where the prompt's is not there
+                    # the first also names the other columns, for the message where the prompt's is not there
                     yield f"{path.name}:{number}", record if number > 1 else {**absent, **record}
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error

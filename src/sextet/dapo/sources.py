@@ -44,9 +44,13 @@ def file_task(config: TaskConfig, seed: int) -> Task:
         notes += more
     else:
         held, rest = split(found.problems, config.held_out, seed, train)
+    return _task(rest, held, template, reward, notes)
+
+
+def _task(train: list[Problem], test: list[Problem], template: str, reward: str, notes: list[str]) -> Task:
     if template:
-        rest, held = ([templated(problem, template) for problem in some] for some in (rest, held))
-    return Task(train=rest, test=held, reward=reward, notes=tuple(notes))
+        train, test = ([templated(problem, template) for problem in some] for some in (train, test))
+    return Task(train=train, test=test, reward=reward, notes=tuple(notes))
 
 
 def _read(path: str, config: TaskConfig) -> tuple[Problems, list[str]]:
@@ -75,11 +79,8 @@ def gym_task(config: TaskConfig, seed: int) -> Task:
     problems = list({normalised(problem.prompt): problem for problem in reversed(generated)}.values())[::-1]
     held, rest = split(problems, config.held_out, seed, config.name)
     copies = wanted - len(problems)
-    notes = (f"left out: {copies:,} of {wanted:,} generated problems, copies of others",) if copies else ()
-    template = config.template
-    if template:
-        rest, held = ([templated(problem, template) for problem in some] for some in (rest, held))
-    return Task(train=rest, test=held, reward="gym", notes=notes)
+    notes = [f"left out: {copies:,} of {wanted:,} generated problems, copies of others"] if copies else []
+    return _task(rest, held, config.template, "gym", notes)
 
 
 def gym_problems(name: str, count: int, seed: int) -> list[Problem]:
