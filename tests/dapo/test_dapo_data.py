@@ -165,6 +165,15 @@ def test_a_table_without_the_field_names_its_columns(tmp_path: Path) -> None:
         read_problems(write_parquet(tmp_path), prompt_field="prompts")
 
 
+def test_a_file_named_like_a_public_set_may_have_other_fields(tmp_path: Path) -> None:
+    record = {"prompt": "a", "a.b": "c", "answer": "1"}
+    path = jsonl(tmp_path / "math500.jsonl", record)
+    assert list(read_rows(path)) == [Row("math500.jsonl:1", "a", "1")]
+    assert list(read_rows(path, prompt_field="a.b")) == [Row("math500.jsonl:1", "c", "1")]
+    theirs = jsonl(tmp_path / "svamp.jsonl", {"Body": "Two apples", "Question": "How many?", "Answer": 2.0})
+    assert list(read_rows(theirs, prompt_field="text")) == [Row("svamp.jsonl:1", "Two apples. How many?", 2.0)]
+
+
 @pytest.mark.parametrize(
     ("prompt", "answer", "outcome"),
     [

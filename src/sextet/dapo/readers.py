@@ -44,7 +44,7 @@ SETS = {
     "svamp": Source("svamp.jsonl", "Body+Question", "Answer"),
     "aime-2024": Source("aime-2024.parquet", "prompt", "reward_model.ground_truth"),
 }
-"""Public sets by name; a file of the same name elsewhere is read in the same way."""
+"""Public sets by name; a file of the same name elsewhere is read in the same way, if it has these fields."""
 
 
 def data_folder() -> Path:
@@ -56,26 +56,36 @@ def data_folder() -> Path:
 def read_rows(path: Path | str, *, prompt_field: str = "prompt", answer_field: str = "answer") -> Iterator[Row]:
     """Yields the rows of a file, a folder, or a set of `SETS`; large files are never in memory as a whole.
 
+    Args:
+        path: A name of `SETS`, a file, or a folder.
+        prompt_field: Of the prompt; with dots for nested fields, and with ``+`` between several that are joined.
+        answer_field: Of the right answer. Both are not used for the files of `SETS`.
+
     Raises:
         DataError: It is not there, of another kind, damaged (with the line), or its first row lacks the prompt's field.
     """
     if str(path) in SETS and not Path(path).exists():
         path = data_folder() / SETS[str(path)].file
     path = Path(path)
-    source = next((source for source in SETS.values() if source.file == path.name), None)
-    source = source or Source(path.name, prompt_field, answer_field)
-    tops = {name.split(".")[0] for name in (*source.prompt.split("+"), source.answer)}
+    given = Source(path.name, prompt_field, answer_field)
+    source = next((source for source in SETS.values() if source.file == path.name), given)
+    tops = {name.split(".")[0] for some in (source, given) for name in (*some.prompt.split("+"), some.answer)}
     for number, (place, record) in enumerate(_records(path, tops)):
         if not isinstance(record, dict):
             raise DataError(f"{place}: a row must be an object with fields, not {type(record).__name__}")
+        if number == 0 and _absent(record, source):
+            source = given
+            if absent := _absent(record, source):
+                raise DataError(f"{place}: {unknown('field', absent[0], record)}; name the prompt's with prompt_field")
         texts = [_pick(record, name) for name in source.prompt.split("+")]
-        absent = [name for name in source.prompt.split("+") if name.split(".")[0] not in record]
-        if number == 0 and absent:
-            raise DataError(f"{place}: {unknown('field', absent[0], record)}; name the prompt's with prompt_field")
         answer = _pick(record, source.answer)
         if source.file.startswith("gsm8k_") and isinstance(answer, str):
             answer = answer.rpartition("####")[2].strip().replace(",", "")
         yield Row(place, _joined(texts) if len(texts) > 1 else texts[0], answer)
+
+
+def _absent(record: dict[str, Any], source: Source) -> list[str]:
+    return [name for name in source.prompt.split("+") if name not in record and name.split(".")[0] not in record]
 
 
 def _joined(texts: Sequence[Any]) -> str:

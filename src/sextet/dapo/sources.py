@@ -76,7 +76,7 @@ def gym_task(config: TaskConfig, seed: int) -> Task:
     name = config.name.removeprefix("gym:")
     wanted = (config.size or GYM_SIZE) + config.held_out
     generated = gym_problems(name, wanted, int(numpy_rng(seed, "data", "gym").integers(2**31)))
-    problems = list({normalised(problem.prompt): problem for problem in reversed(generated)}.values())[::-1]
+    problems = list({normalised(problem.prompt): problem for problem in generated}.values())
     held, rest = split(problems, config.held_out, seed, config.name)
     copies = wanted - len(problems)
     notes = [f"left out: {copies:,} of {wanted:,} generated problems, copies of others"] if copies else []
