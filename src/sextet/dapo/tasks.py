@@ -5,12 +5,14 @@
 - ``hard_table``: 400 keys, a tenth of them hard.
 - ``chain``: sums of 2 to 7 digits with the running sums written out; the supervised start is full of slips.
 - ``addition``: two numbers from 10 to 49 after worked examples, for a pretrained model.
+
+Those of files and of reasoning-gym are in `sources`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -139,5 +141,11 @@ def load_task(config: TaskConfig, seed: int) -> Task:
         UsageError: Unknown name. DataError: Files that cannot be used.
     """
     if config.name in BUILT_IN:
-        return BUILT_IN[config.name](config, seed)
-    raise UsageError(unknown("task", config.name, BUILT_IN))
+        task = BUILT_IN[config.name](config, seed)
+    elif config.name in ("gsm8k", "math", "file") or config.name.startswith("gym:"):
+        from sextet.dapo.sources import file_task, gym_task
+
+        task = (gym_task if config.name.startswith("gym:") else file_task)(config, seed)
+    else:
+        raise UsageError(unknown("task", config.name, [*BUILT_IN, "gsm8k", "math", "file", "gym:NAME"]))
+    return replace(task, reward=config.reward or task.reward)
