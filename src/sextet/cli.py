@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -22,6 +23,9 @@ from sextet.registry import Recipe, find, recipes
 
 EXTRAS = {
     "coop": ("numba", "gymnasium", "pettingzoo"),
+    "llm": ("transformers", "gguf", "math_verify", "reasoning_gym", "pyarrow"),
+    "lora": ("peft",),
+    "vllm": ("vllm",),
     "ray": ("ray",),
     "reid": ("lancedb", "pyarrow", "h5py"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
@@ -210,7 +214,10 @@ def _train(options: argparse.Namespace, rest: list[str]) -> Any:
     from sextet.launch import launch
 
     if options.dry_run:
-        return {"recipe": recipe.name, "preset": options.preset, "config": to_dict(config)}
+        value = {"recipe": recipe.name, "preset": options.preset, "config": to_dict(config)}
+        if importlib.util.find_spec(f"{recipe.package}.plan") is not None:
+            value["plan"] = recipe.module("plan").plan(config)
+        return value
     parent = options.out / recipe.name if options.out else None
     run = launch(recipe.name, options.preset, config, parent=parent, resume=options.resume, quiet=options.quiet)
     return _outcome(run)

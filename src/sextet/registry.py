@@ -65,6 +65,12 @@ BUILT_IN = (
         },
     ),
     Recipe(
+        name="dapo",
+        package="sextet.dapo",
+        summary="decoupled clip and dynamic sampling policy optimisation: language models learn to reason (RL)",
+        data={"prompts": "sextet.dapo.check:check"},
+    ),
+    Recipe(
         name="mgn",
         package="sextet.reid",
         table="MGN_PRESETS",

@@ -7,6 +7,7 @@ with checkpointing), times and the shares of a device's speed that are reached a
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def parameters(shape: Shape) -> int:
 
 def plan(config: Config) -> dict[str, Any]:
     """Returns memory, tokens and hours of a training."""
-    config = resolve(config)
+    config = resolve(replace(config, method="dapo") if config.method == "ablate" else config)
     shape, assumed, sampling, optim = shape_of(config), config.plan, config.sampling, config.optim
     weights, devices = parameters(shape), assumed.devices
     answers = sampling.prompts * sampling.answers
