@@ -178,7 +178,8 @@ class Collector:
         """Sends unfinished answers back, and asks for verdicts on the others."""
         whole: list[Done] = []
         for done in finished:
-            counts["tokens"] += sum(len(answer.tokens) for answer in done.answers)
+            before = sum(len(begun.tokens) for begun in done.request.begun.values())
+            counts["tokens"] += sum(len(answer.tokens) for answer in done.answers) - before
             if any(self._goes_on(answer) for answer in done.answers):
                 self._send_on(done)
             else:

@@ -241,6 +241,8 @@ class RolloutConfig:
         """Checks counts."""
         for name, least in (("slots", 1), ("tasks", 1), ("staleness", 0), ("slice_tokens", 0)):
             require(getattr(self, name) >= least, f"rollout.{name}", getattr(self, name), f"{least} or more")
+        require(self.staleness > 0 or self.slice_tokens == 0, "rollout.slice_tokens", self.slice_tokens,
+                "0 while rollout.staleness is 0: answers that go on are one version old")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
