@@ -45,14 +45,17 @@ const ADVICE = {
  * @param {string} path @param {URLSearchParams} [asked] @param {RequestInit} [options]
  */
 export async function request(path, asked, options) {
-  let answer;
+  let answer, data;
   try {
     answer = await fetch(`/api/${path}?${asked ?? ""}`, options);
+    data = await answer.json().catch((error) => {
+      if (error.name === "AbortError") throw error; // given up while the answer was on its way
+      return null;
+    });
   } catch (error) {
     if (/** @type {Error} */ (error).name === "AbortError") throw error;
     throw new Problem("The server cannot be reached. Check that it is running, then try again.");
   }
-  const data = await answer.json().catch(() => null);
   if (answer.ok && data) return data;
   const said = typeof data?.error === "string" ? data.error : ADVICE[answer.status];
   throw new Problem(said ?? `The server's answer cannot be read (status ${answer.status}). Try again.`);
