@@ -12,9 +12,8 @@ from typing import Any
 from tyro.conf import Positional
 
 from sextet.core.console import Console
-from sextet.core.files import MAX_IMAGE_PIXELS
 from sextet.reid.data import people_in_both
-from sextet.reid.images import Inspection, inspect, printable
+from sextet.reid.images import MAX_IMAGE_PIXELS, Inspection, inspect, printable
 from sextet.reid.readers import LAYOUTS, scan
 from sextet.reid.scan import SPLITS, Row, Scan
 

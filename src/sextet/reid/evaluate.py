@@ -22,7 +22,7 @@ from sextet.core.files import read_json
 from sextet.core.run import Run
 from sextet.reid.augment import normalise
 from sextet.reid.data import Images, ReIDData, load_data
-from sextet.reid.images import FileImages, resized
+from sextet.reid.images import FileImages, resized, upright_rgb
 from sextet.reid.model import build_model, for_testing
 from sextet.reid.settings import Config
 
@@ -167,7 +167,7 @@ class Embedder:
                 file = FileImages("", [str(image)], self.size, max_pixels=self.config.data.max_pixels)
                 rows.append(file.read([0])[0])
             else:
-                pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+                pixels = torch.from_numpy(np.array(upright_rgb(image)[0])).permute(2, 0, 1)
                 rows.append(resized(pixels[None], self.size)[0])
         return torch.stack(rows)
 
