@@ -157,7 +157,7 @@ def test_pictures_of_all_modes_are_read(client):
         ("P", "PNG"),
         ("RGBA", "WEBP"),
         ("I;16", "PNG"),
-        ("1", "BMP"),
+        ("1", "TIFF"),
     ):
         content = io.BytesIO()
         image.convert("I" if mode == "I;16" else mode).convert(mode).save(content, format)

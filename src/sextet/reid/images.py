@@ -24,7 +24,7 @@ from sextet.core.files import atomic_write_text, read_json
 if TYPE_CHECKING:
     from sextet.reid.data import Images
 
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # no kind that starts another program
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF")  # no kind that starts another program
 MAX_IMAGE_PIXELS = 24_000_000
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 MIN_SIDE_PX = 4
@@ -50,7 +50,7 @@ def decode(
     """Decodes an image file to upright RGB; 16 bits are scaled to 8, transparency becomes white.
 
     Args:
-        source: JPEG, PNG, BMP or WebP, as the path of a file or its bytes; the content counts, not the name.
+        source: JPEG, PNG, BMP, WebP or TIFF, as the path of a file or its bytes; the content counts, not the name.
         near: Height and width that the image will be resized to: large JPEGs are then decoded at a smaller scale.
         max_pixels: Largest image, judged by its header before anything is decoded.
 
