@@ -13,7 +13,7 @@ from sextet.core.stats import Interval
 from sextet.reid.data import ReIDData, Split
 from sextet.reid.distances import feature_blocks
 from sextet.reid.metrics import Labels, Protocol, Scores, camera_pairs, evaluate_distances, evaluate_features
-from sextet.reid.rerank import rerank
+from sextet.reid.rerank import rerank_blocks
 from sextet.reid.settings import Config
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def score(
     plain = evaluate_features(query, gallery, query_labels, gallery_labels, protocol)
     summary = summary_of(plain)
     if settings.rerank and not quick:
-        distances = rerank(query, gallery, k1=settings.k1, k2=settings.k2, weight=settings.weight)
+        distances = rerank_blocks(query, gallery, k1=settings.k1, k2=settings.k2, weight=settings.weight)
         again = summary_of(evaluate_distances(distances, query_labels, gallery_labels, protocol))
         summary |= {f"{name}, re-ranked": value for name, value in again.items() if name != "queries"}
     for note in plain.notes:
