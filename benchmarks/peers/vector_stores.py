@@ -212,7 +212,7 @@ class _Milvus(_Store):
         parameters, graph = self.store.prepare_index_params(), {"M": 16, "efConstruction": 100}
         kind, options = ("FLAT", {}) if self.index == "flat" else ("HNSW", graph)
         parameters.add_index("vector", index_type=kind, metric_type="IP", params=options)
-        self.store.create_index("gallery", parameters)
+        self.store.create_index("gallery", parameters, timeout=3600)  # or it asks again while the first goes on
         self.store.load_collection("gallery")
         self.store.close()
 
