@@ -212,7 +212,11 @@ class _Milvus(_Store):
         parameters, graph = self.store.prepare_index_params(), {"M": 16, "efConstruction": 100}
         kind, options = ("FLAT", {}) if self.index == "flat" else ("HNSW", graph)
         parameters.add_index("vector", index_type=kind, metric_type="IP", params=options)
-        self.store.create_index("gallery", parameters)
+        try:
+            self.store.create_index("gallery", parameters)
+        except Exception as error:  # its client asks again after some minutes, while the index is being built
+            if "index already exists" not in str(error):
+                raise
         self.store.load_collection("gallery")
         self.store.close()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from sextet import __version__
 from sextet.core.config import override, preset, read_overrides
-from sextet.core.errors import Interrupted, SextetError, UsageError, missing_extra, unknown
+from sextet.core.errors import DataError, Interrupted, SextetError, UsageError, missing_extra, unknown
 from sextet.registry import Recipe, find, recipes
 
 EXTRAS = {
@@ -42,11 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and not options.takes_fields:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        value = options.verb(options, rest)
-        if value is not None:
-            print(
-                json.dumps(value, indent=1, sort_keys=True, default=str) if options.json else _plain(value), flush=True
-            )
+        try:
+            value = options.verb(options, rest)
+        except DataError as error:
+            _print(error.report, options.json)
+            raise
+        _print(value, options.json)
     except Interrupted as error:
         print(f"sextet: {error}", file=sys.stderr)
         return error.exit_code
@@ -62,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again, and loudly
         return 1
     return 0
+
+
+def _print(value: Any, as_json: bool) -> None:
+    if value is not None:
+        print(json.dumps(value, indent=1, sort_keys=True, default=str) if as_json else _plain(value), flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

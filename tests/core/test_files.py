@@ -1,12 +1,9 @@
 import io
 import json
-import struct
 import tarfile
 import zipfile
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from sextet.core import files
 from sextet.core.errors import DataError
@@ -85,43 +82,3 @@ def test_links_and_bombs_and_non_archives_are_refused(tmp_path):
     (tmp_path / "text.tar").write_text("not an archive")
     with pytest.raises(DataError, match="not a readable"):
         list(files.archive_members(tmp_path / "text.tar"))
-
-
-def test_images_are_checked_before_decoding(tmp_path):
-    Image.fromarray(np.zeros((4, 6), np.uint16)).save(tmp_path / "sixteen.png")
-    assert files.read_image(tmp_path / "sixteen.png").mode == "RGB"
-    Image.new("CMYK", (5, 5)).save(tmp_path / "cmyk.jpg")
-    assert files.read_image(tmp_path / "cmyk.jpg").size == (5, 5)
-    with pytest.raises(DataError, match="over the limit"):
-        files.read_image(tmp_path / "cmyk.jpg", max_pixels=24)
-    data = (tmp_path / "cmyk.jpg").read_bytes()
-    (tmp_path / "cut.jpg").write_bytes(data[: len(data) // 2])
-    with pytest.raises(DataError, match="not a readable image"):
-        files.read_image(tmp_path / "cut.jpg")
-
-
-def test_images_are_read_from_bytes_and_turned_upright(tmp_path):
-    sideways = Image.new("RGB", (40, 20), "red")
-    sideways.paste("blue", (0, 0, 10, 20))
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera's right side is up
-    sideways.save(tmp_path / "phone.png", exif=exif)
-    upright = files.read_image((tmp_path / "phone.png").read_bytes())
-    assert upright.size == (20, 40)
-    assert upright.getpixel((10, 0)) == (0, 0, 255) and upright.getpixel((10, 39)) == (255, 0, 0)
-    assert np.array_equal(upright, files.read_image(tmp_path / "phone.png"))
-
-
-@pytest.mark.parametrize(
-    "data, text",
-    [
-        (b"", "not a readable image"),
-        (b"GIF89a", "not a readable image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "kinds: JPEG, PNG"),
-        (b"BM" + bytes(8) + struct.pack("<IIiiHHI", 54, 40, 100_000, 100_000, 1, 24, 0) + bytes(20), "limit"),
-    ],
-    ids=["empty", "cut short", "a program for a printer", "a header of ten thousand million pixels"],
-)
-def test_bytes_that_are_no_image_are_refused(data, text):
-    with pytest.raises(DataError, match=f"^image: .*{text}"):
-        files.read_image(data)

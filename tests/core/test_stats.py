@@ -1,5 +1,6 @@
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -120,3 +121,12 @@ def test_difference_interval_is_welchs():
     assert difference_interval([1, 1], [4, 4]).low == 3.0
     with pytest.raises(UsageError, match="two values on each side"):
         difference_interval([1], [2, 3])
+
+
+def test_intervals_of_many_values_take_bounded_memory():
+    values = np.random.default_rng(0).random(20_000)
+    tracemalloc.start()
+    interval = bootstrap_interval(values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert interval.low < interval.mean < interval.high and peak < 2**29, f"{peak:,} bytes"

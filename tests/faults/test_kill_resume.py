@@ -41,11 +41,12 @@ def test_kills_change_nothing(tmp_path, straight, kills, seed, record_property):
     assert result(directory) == straight
 
 
+@pytest.mark.timeout(900)  # Ray's workers run at low priority and may wait for others
 @pytest.mark.parametrize("workers", ["process:1", "process:2", pytest.param("ray:2", marks=pytest.mark.ray)])
 def test_another_backend_leaves_the_same_result(tmp_path, straight, workers):
     if workers.startswith("ray"):
         pytest.importorskip("ray", reason="the extra ray is not installed")
-    code, _, err = call(*ARGUMENTS, "--out", tmp_path, "--workers", workers)
+    code, _, err = call(*ARGUMENTS, "--out", tmp_path, "--workers", workers, timeout=900)
     assert code == 0, err
     assert result(tmp_path / "mep" / "run") == straight
 

@@ -27,7 +27,7 @@ def backend(request):
     return request.param
 
 
-def gone(pids, within=3.0):
+def gone(pids, within=10.0):
     """Waits until no process of ``pids`` runs (a zombie does not run)."""
     end = time.monotonic() + within
     while time.monotonic() < end:
@@ -201,8 +201,8 @@ def test_no_worker_outlives_its_parent_and_no_memory_is_left(end, code):
     )
     pids = parent.stdout.readline().split()
     start = time.monotonic()
-    assert len(pids) == 2 and parent.wait(10) == code
-    assert time.monotonic() - start < 3 and gone(pids)
+    assert len(pids) == 2 and parent.wait(60) == code
+    assert time.monotonic() - start < 20 and gone(pids)  # 3 on an idle machine
     parent.stdout.close()
     assert not any("sextet" in name.name for name in set(Path("/dev/shm").iterdir()) - shared)
 

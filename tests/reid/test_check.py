@@ -8,6 +8,7 @@ import tyro
 from pictures import DUKE, MARKET, draw, png_header, truncate, write
 from PIL import Image
 
+from sextet.cli import main
 from sextet.core.errors import DataError
 from sextet.reid.check import check
 
@@ -120,12 +121,25 @@ def test_without_decoding_damage_stays_unseen(tmp_path):
 
 def test_people_in_training_and_test_stop_the_training(tmp_path):
     write(tmp_path, MARKET | {"query": ["0002_c1s1_001051_00.jpg"]})
-    assert check(tmp_path)["verdict"] == "training would stop: 1 person is in training and test (id 2)"
+    with pytest.raises(DataError, match="1 person is in training and test") as caught:
+        check(tmp_path)
+    assert caught.value.report["verdict"] == "training would stop: 1 person is in training and test (id 2)"
+
+
+def test_the_command_prints_the_report_and_fails_where_training_would(tmp_path, capsys):
+    write(tmp_path, MARKET)
+    assert main(["data", "check", str(tmp_path)]) == 0
+    assert "verdict: ready" in capsys.readouterr().out
+    write(tmp_path, {"query": ["0002_c1s1_001051_00.jpg"]})
+    assert main(["data", "check", str(tmp_path)]) == 3
+    printed = capsys.readouterr()
+    assert "verdict: training would stop: 1 person" in printed.out and "1 person is in training" in printed.err
 
 
 def test_a_split_that_lacks_stops_the_training(tmp_path):
     write(tmp_path, {"train/1": ["1_1.jpg"], "query/2": ["1_1.jpg"]})
-    assert check(tmp_path)["verdict"] == "training would stop: no usable image in gallery"
+    with pytest.raises(DataError, match="no usable image in gallery"):
+        check(tmp_path)
 
 
 def test_equal_files_in_two_splits_are_leakage(tmp_path):

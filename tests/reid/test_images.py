@@ -1,6 +1,7 @@
 """Image files of every kind: what is decoded how, what is refused, reading and prefetching, the inspection's cache."""
 
 import os
+import struct
 import threading
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 
 from sextet.core.errors import DataError
 from sextet.reid import images
-from sextet.reid.images import FileImages, decode, inspect, prefetch
+from sextet.reid.images import FileImages, decode, inspect, prefetch, upright_rgb
 
 
 @pytest.fixture(autouse=True)
@@ -238,3 +239,31 @@ def test_inspection_counts_what_is_done(folder):
     calls = []
     inspect(folder, [f"{i}.png" for i in range(12)], progress=lambda *counts: calls.append(counts))
     assert calls[-1] == (12, 12)
+
+
+@pytest.mark.parametrize(
+    "data, text",
+    [
+        (b"", "empty file"),
+        (b"GIF89a", "not a readable JPEG, PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not a readable JPEG, PNG"),
+        (b"BM" + bytes(8) + struct.pack("<IIiiHHI", 54, 40, 100_000, 100_000, 1, 24, 0) + bytes(20), "pixels"),
+    ],
+    ids=["empty", "cut short", "a program for a printer", "a header of ten thousand million pixels"],
+)
+def test_bytes_that_are_no_image_are_refused(data, text):
+    with pytest.raises(DataError, match=f"^image: .*{text}"):
+        decode(data)
+
+
+def test_files_their_bytes_and_pillow_images_give_the_same_picture(tmp_path):
+    sideways, exif = draw(0), Image.Exif()
+    exif[0x0112] = 6  # the camera's right side is up
+    sideways.save(tmp_path / "phone.png", exif=exif)
+    Image.fromarray(np.arange(32 * 16, dtype=np.uint16).reshape(32, 16) * 128).save(tmp_path / "deep.png")
+    for path in tmp_path.iterdir():
+        with Image.open(path) as opened:
+            found = upright_rgb(opened)
+        for image, note in (found, decode(path.read_bytes())):
+            assert note == decode(path)[1] != "" and np.array_equal(image, decode(path)[0])
+    assert decode(tmp_path / "phone.png")[0].size == sideways.size[::-1]

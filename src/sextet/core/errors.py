@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class SextetError(Exception):
@@ -19,9 +20,16 @@ class UsageError(SextetError):
 
 
 class DataError(SextetError):
-    """A file, data set, checkpoint or disk that cannot be used (exit code 3)."""
+    """A file, data set, checkpoint or disk that cannot be used (exit code 3).
+
+    ``report`` is what was found before that, if anything: the command line prints it as it prints results.
+    """
 
     exit_code = 3
+
+    def __init__(self, text: str = "", report: Any = None) -> None:
+        super().__init__(text)
+        self.report = report
 
 
 class DivergenceError(SextetError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import tarfile
@@ -17,8 +16,6 @@ from sextet.core.errors import DataError
 
 MAX_JSON_BYTES = 64 * 2**20
 MAX_MEMBER_BYTES = 256 * 2**20
-MAX_IMAGE_PIXELS = 24_000_000
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")  # no kind that starts another program
 
 
 def fsync_directory(path: Path) -> None:
@@ -143,30 +140,3 @@ def _limited(path: Path, name: str, stream: Any, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise DataError(f"{path}: member {name!r} unpacks to more than {max_bytes:,} bytes; refused")
     return content
-
-
-def read_image(source: Path | str | bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> Any:
-    """Reads an image as RGB (Pillow ``Image``), its size checked from the header before decoding.
-
-    Cameras that were held sideways say so in the file (EXIF); such an image is turned upright.
-
-    Args:
-        source: Path of a file, or the bytes of one.
-        max_pixels: Width times height that is decoded at most.
-
-    Raises:
-        DataError: Unreadable, truncated, of a kind not in ``IMAGE_FORMATS``, or more than ``max_pixels``.
-    """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    name, file = ("image", io.BytesIO(source)) if isinstance(source, bytes) else (source, source)
-    try:
-        with Image.open(file, formats=IMAGE_FORMATS) as image:
-            width, height = image.size
-            if width * height > max_pixels:
-                raise DataError(f"{name}: {width}x{height} pixels is over the limit of {max_pixels:,}")
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except UnidentifiedImageError as error:
-        raise DataError(f"{name}: not a readable image (kinds: {', '.join(IMAGE_FORMATS)})") from error
-    except (OSError, Image.DecompressionBombError, Image.DecompressionBombWarning, SyntaxError, ValueError) as error:
-        raise DataError(f"{name}: not a readable image ({error})") from error

@@ -101,7 +101,8 @@ def bootstrap_interval(
         return Interval(mean=centre, low=bound, high=bound, n=n)
     quantile = math.sqrt(n / (n - 1)) * float(t.ppf((1 + confidence) / 2, n - 1))
     level, rng = 1 - 2 * float(norm.sf(quantile)), np.random.default_rng(seed)
-    options: dict[str, Any] = {"confidence_level": level, "method": "percentile", "rng": rng}
+    batch = max(1, 2**24 // n)  # resamples at a time: 128 MB
+    options: dict[str, Any] = {"confidence_level": level, "method": "percentile", "rng": rng, "batch": batch}
     low, high = bootstrap((array,), estimate, n_resamples=RESAMPLES, **options).confidence_interval
     return Interval(mean=centre, low=float(low), high=float(high), n=n)
 

@@ -12,9 +12,9 @@ from typing import Any
 from tyro.conf import Positional
 
 from sextet.core.console import Console
-from sextet.core.files import MAX_IMAGE_PIXELS
+from sextet.core.errors import DataError
 from sextet.reid.data import people_in_both
-from sextet.reid.images import Inspection, inspect, printable
+from sextet.reid.images import MAX_IMAGE_PIXELS, Inspection, inspect, printable
 from sextet.reid.readers import LAYOUTS, scan
 from sextet.reid.scan import SPLITS, Row, Scan
 
@@ -45,10 +45,11 @@ def check(
         max_pixels: Largest image, judged by its header.
 
     Returns:
-        The report; its "verdict" is "ready" or why training would stop.
+        The report.
 
     Raises:
-        DataError: Nothing of a known layout is there. UsageError: An unknown format or variant.
+        DataError: Training would stop; with the report. Or nothing of a known layout is there.
+        UsageError: An unknown format or variant.
     """
     console = Console()
     found = scan(format, path, variant)
@@ -81,7 +82,10 @@ def check(
         with console.task("compare", len(used)):
             warnings += _leaks(found, used, console.update)
     console.close()
-    return report | {"warnings": warnings}
+    report["warnings"] = warnings
+    if errors:
+        raise DataError(f"{found.root}: {report['verdict']}", report)
+    return report
 
 
 def _per_split(rows: Sequence[Row]) -> list[dict[str, Any]]:

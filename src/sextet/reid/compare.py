@@ -24,7 +24,7 @@ from sextet.core.seeding import numpy_rng
 from sextet.core.stats import bootstrap_interval, paired_difference
 from sextet.core.workers import Workers
 from sextet.reid.data import ReIDData, load_data
-from sextet.reid.evaluate import evaluate_network, extract
+from sextet.reid.evaluate import evaluate_network, features
 from sextet.reid.model import build_model
 from sextet.reid.settings import METHODS, Config
 from sextet.reid.tables import score
@@ -148,10 +148,8 @@ def by_branch(config: Config, network: nn.Module, data: ReIDData) -> dict[str, f
 
 def mean_ap(config: Config, network: nn.Module, data: ReIDData) -> float:
     """mAP in percent without re-ranking."""
-    settings = config.evaluation
-    query, gallery = (extract(network, split.images, flip=settings.flip) for split in (data.query, data.gallery))
-    config = replace(config, evaluation=replace(settings, rerank=False))
-    return number(score(config, None, data, query, gallery)["mAP"])
+    config = replace(config, evaluation=replace(config.evaluation, rerank=False))
+    return number(score(config, None, data, *features(config, network, data))["mAP"])
 
 
 def write_tables(config: Config, run: Run, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

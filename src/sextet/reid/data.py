@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sextet.core.errors import DataError
 from sextet.reid.images import FileImages, Inspection, inspect, printable
+from sextet.reid.ranking import Labels
 from sextet.reid.readers import LAYOUTS, scan
 from sextet.reid.scan import Row, Scan
 from sextet.reid.settings import DataConfig
@@ -47,6 +48,11 @@ class Split:
     """(N,) cameras from 0; -1 is unknown."""
     names: tuple[str, ...]
     """Relative paths or names for people to read."""
+
+    @property
+    def labels(self) -> Labels:
+        """The labels alone, as scores take them."""
+        return Labels(ids=self.ids, cameras=self.cameras)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -40,9 +40,10 @@ from sextet import __version__
 from sextet.core.checkpoint import pack_tensors
 from sextet.core.console import Console
 from sextet.core.errors import DataError, UsageError, unknown
-from sextet.core.files import atomic_write_bytes, read_image, sha256_of
+from sextet.core.files import atomic_write_bytes, sha256_of
 from sextet.reid.data import ReIDData, Split, load_data
 from sextet.reid.evaluate import Embedder, load
+from sextet.reid.images import decode
 from sextet.reid.metrics import Labels, Protocol, evaluate_distances
 from sextet.reid.rerank import rerank
 from sextet.reid.settings import METHODS
@@ -121,7 +122,7 @@ class Finder:
         Raises:
             DataError: The content is no image that can be read.
         """
-        image = read_image(content) if row is None else picture(self.data.query, row)
+        image = decode(content)[0] if row is None else picture(self.data.query, row)
         feature = self.embedder.embed([image])[0] if row is None else self.query[row]
         ids, cameras = self.data.gallery.ids, self.data.gallery.cameras
         kept = np.flatnonzero(np.isin(cameras, cameras if asked.cameras is None else asked.cameras))

@@ -21,8 +21,9 @@ from sextet.core.errors import DataError, UsageError
 from sextet.core.files import read_json
 from sextet.core.run import Run
 from sextet.reid.augment import normalise
-from sextet.reid.data import Images, ReIDData, load_data
-from sextet.reid.images import FileImages, resized
+from sextet.reid.data import Images, ReIDData, Split, load_data
+from sextet.reid.distances import expand_queries, pool_queries
+from sextet.reid.images import FileImages, resized, upright_rgb
 from sextet.reid.model import build_model, for_testing
 from sextet.reid.settings import Config
 
@@ -52,6 +53,39 @@ def extract(
     return features.numpy()
 
 
+def features(
+    config: Config, network: nn.Module, data: ReIDData, world: World | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Features of the query and gallery images as the settings test them, (Q, D) and (G, D) of length 1.
+
+    Raises:
+        UsageError: Several images of a query are asked for, and the data has no further ones.
+    """
+    settings = config.evaluation
+    check_queries(config, data)
+
+    def of(split: Split) -> NDArray[np.float32]:
+        return extract(network, split.images, flip=settings.flip, batch=settings.batch, world=world)
+
+    query, gallery = of(data.query), of(data.gallery)
+    if settings.multi_query != "none" and data.multi_query is not None:
+        further = of(data.multi_query), data.multi_query.labels
+        query = pool_queries(query, data.query.labels, *further, how=settings.multi_query)
+        query /= np.linalg.norm(query, axis=1, keepdims=True)
+    if settings.expand:
+        query, gallery = expand_queries(query, gallery, k=settings.expand)
+    return query, gallery
+
+
+def check_queries(config: Config, data: ReIDData) -> None:
+    """Raises UsageError where settings ask for further images of the queries and there are none."""
+    if config.evaluation.multi_query != "none" and data.multi_query is None:
+        raise UsageError(
+            f"{data.name} has no further images of its queries (Market-1501 has them in gt_bbox/); leave out "
+            "--evaluation.multi-query"
+        )
+
+
 @torch.no_grad()
 def embed(network: nn.Module, images: Tensor, *, flip: bool = True) -> Tensor:
     """uint8 (B, 3, H, W) -> features (B, D) of length 1."""
@@ -75,15 +109,13 @@ def evaluate_network(
     """
     from sextet.reid import tables as report
 
-    settings, splits, world = config.evaluation, [data.query, data.gallery], run.world
+    world = run.world
     if world.size > 1:
         from torch import distributed
 
         for buffer in network.buffers():  # each rank's normalisations have seen other images
             distributed.broadcast(buffer, 0)
-    query, gallery = (
-        extract(network, split.images, flip=settings.flip, batch=settings.batch, world=world) for split in splits
-    )
+    query, gallery = features(config, network, data, world)
     scores: dict[str, Any] = {}
     if world.is_main:
         try:
@@ -111,12 +143,7 @@ def evaluate(config: Config, directory: Path) -> dict[str, Any]:
 
     model = load(directory / "final")
     data = load_data(config.data, config.size, seed=config.seed)
-    settings = config.evaluation
-    query, gallery = (
-        extract(model.network, split.images, flip=settings.flip, batch=settings.batch)
-        for split in (data.query, data.gallery)
-    )
-    return report.score(config, None, data, query, gallery)
+    return report.score(config, None, data, *features(config, model.network, data))
 
 
 class Embedder:
@@ -167,7 +194,7 @@ class Embedder:
                 file = FileImages("", [str(image)], self.size, max_pixels=self.config.data.max_pixels)
                 rows.append(file.read([0])[0])
             else:
-                pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+                pixels = torch.from_numpy(np.array(upright_rgb(image)[0])).permute(2, 0, 1)
                 rows.append(resized(pixels[None], self.size)[0])
         return torch.stack(rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from collections import deque
@@ -18,12 +19,13 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sextet.core.errors import DataError
-from sextet.core.files import MAX_IMAGE_PIXELS, atomic_write_text, read_json
+from sextet.core.files import atomic_write_text, read_json
 
 if TYPE_CHECKING:
     from sextet.reid.data import Images
 
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF")  # no kind that starts another program
+MAX_IMAGE_PIXELS = 24_000_000
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 MIN_SIDE_PX = 4
 """Images of fewer rows or columns show nobody and count as damaged."""
@@ -43,12 +45,12 @@ def printable(name: str) -> str:
 
 
 def decode(
-    path: Path | str, *, near: tuple[int, int] | None = None, max_pixels: int = MAX_IMAGE_PIXELS
+    source: Path | str | bytes, *, near: tuple[int, int] | None = None, max_pixels: int = MAX_IMAGE_PIXELS
 ) -> tuple[Image.Image, str]:
     """Decodes an image file to upright RGB; 16 bits are scaled to 8, transparency becomes white.
 
     Args:
-        path: JPEG, PNG, BMP or WebP; the content counts, not the name.
+        source: JPEG, PNG, BMP, WebP or TIFF, as the path of a file or its bytes; the content counts, not the name.
         near: Height and width that the image will be resized to: large JPEGs are then decoded at a smaller scale.
         max_pixels: Largest image, judged by its header before anything is decoded.
 
@@ -59,24 +61,26 @@ def decode(
         DataError: Empty, damaged, of another format, or too large or too small; the text names the file.
     """
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise ValueError(f"{width}x{height} pixels are over the limit of {max_pixels:,}")
             if min(width, height) < MIN_SIDE_PX:
                 raise ValueError(f"{width}x{height} pixels show nothing")
-            oriented = not _ORIENTED.isdisjoint(image.info)
-            if near is not None and not oriented:
+            if near is not None and _ORIENTED.isdisjoint(image.info):
                 image.draft(None, (near[1] * DRAFT_FACTOR, near[0] * DRAFT_FACTOR))
             image.load()
-            if image.mode == "RGB" and not oriented and "transparency" not in image.info:
-                return image, ""
-            return _upright_rgb(image, oriented)
+            return upright_rgb(image)
     except Exception as error:  # damaged files make the decoders fail in many ways
-        raise DataError(f"{printable(str(path))}: {_reason(error, path)}") from error
+        name = "image" if isinstance(source, bytes) else printable(str(source))
+        raise DataError(f"{name}: {_reason(error, source)}") from error
 
 
-def _upright_rgb(image: Image.Image, oriented: bool) -> tuple[Image.Image, str]:
+def upright_rgb(image: Image.Image) -> tuple[Image.Image, str]:
+    """Returns an image as :func:`decode` does, and what was converted."""
+    oriented = not _ORIENTED.isdisjoint(image.info)
+    if image.mode == "RGB" and not oriented and "transparency" not in image.info:
+        return image, ""
     kind = _KINDS.get(image.mode[:1] if image.mode.startswith("I") else image.mode, "")
     notes = [kind] if kind else []
     if oriented:
@@ -94,12 +98,12 @@ def _upright_rgb(image: Image.Image, oriented: bool) -> tuple[Image.Image, str]:
     return image.convert("RGB"), ", ".join(notes)
 
 
-def _reason(error: Exception, path: Path | str) -> str:
+def _reason(error: Exception, source: Path | str | bytes) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return "its header promises more pixels than memory holds"
     if isinstance(error, UnidentifiedImageError):
         with contextlib.suppress(OSError):
-            if not Path(path).stat().st_size:
+            if not (len(source) if isinstance(source, bytes) else Path(source).stat().st_size):
                 return "empty file"
         return f"not a readable {', '.join(FORMATS)} image"
     if isinstance(error, OSError) and error.strerror:

@@ -233,6 +233,10 @@ class EvaluationConfig:
     """Definition of the average precision (trapezoid: the original Market-1501 code)."""
     flip: bool = True
     """Sum the features of the image and its mirror image (MGN: yes)."""
+    multi_query: Literal["none", "mean", "max"] = "none"
+    """Pool the features of a query over the further images of its person and camera (Market-1501's gt_bbox)."""
+    expand: int = 0
+    """Query expansion: nearest images whose features are averaged, for queries and gallery images; 0: none."""
     rerank: bool = True
     """Also report k-reciprocal re-ranking (Zhong et al. 2017)."""
     k1: int = 20
@@ -245,6 +249,10 @@ class EvaluationConfig:
     """Epochs between evaluations during training, by which the best checkpoint is kept; 0: only at the end."""
     batch: int = 64
     """Images at once; the result does not depend on the number of ranks."""
+
+    def __post_init__(self) -> None:
+        """Checks the number of neighbours."""
+        require(self.expand >= 0, "expand", self.expand, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

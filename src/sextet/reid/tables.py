@@ -12,8 +12,15 @@ from sextet.core.run import Run
 from sextet.core.stats import Interval
 from sextet.reid.data import ReIDData, Split
 from sextet.reid.distances import feature_blocks
-from sextet.reid.metrics import Labels, Protocol, Scores, camera_pairs, evaluate_distances, evaluate_features
-from sextet.reid.rerank import rerank
+from sextet.reid.metrics import (
+    Protocol,
+    Scores,
+    camera_pairs,
+    evaluate_distances,
+    evaluate_features,
+    true_positive_rates,
+)
+from sextet.reid.rerank import rerank_blocks
 from sextet.reid.settings import Config
 
 if TYPE_CHECKING:
@@ -28,11 +35,6 @@ def percent(interval: Interval) -> dict[str, Any]:
     """An interval of shares as one of percents, for a summary."""
     bounds = [None if value is None else 100 * value for value in (interval.low, interval.high)]
     return Interval(mean=100 * interval.mean, low=bounds[0], high=bounds[1], n=interval.n).as_dict()
-
-
-def labels_of(split: Split) -> Labels:
-    """The labels of a split."""
-    return Labels(ids=split.ids, cameras=split.cameras)
 
 
 def protocol_of(config: Config) -> Protocol:
@@ -57,11 +59,11 @@ def score(
         Percents: mAP and rank-1 with a 95 % interval over queries, rank-5, rank-10, mINP, and the same of re-ranking.
     """
     protocol, settings = protocol_of(config), config.evaluation
-    query_labels, gallery_labels = labels_of(data.query), labels_of(data.gallery)
+    query_labels, gallery_labels = data.query.labels, data.gallery.labels
     plain = evaluate_features(query, gallery, query_labels, gallery_labels, protocol)
     summary = summary_of(plain)
     if settings.rerank and not quick:
-        distances = rerank(query, gallery, k1=settings.k1, k2=settings.k2, weight=settings.weight)
+        distances = rerank_blocks(query, gallery, k1=settings.k1, k2=settings.k2, weight=settings.weight)
         again = summary_of(evaluate_distances(distances, query_labels, gallery_labels, protocol))
         summary |= {f"{name}, re-ranked": value for name, value in again.items() if name != "queries"}
     for note in plain.notes:
@@ -71,6 +73,7 @@ def score(
             run.say(f"warning: {note}")
         write_scores(run, summary)
         write_cameras(run, data, query, gallery, protocol)
+        write_roc(run, data, query, gallery, protocol)
         picture_rankings(run, data, query, gallery)
     return summary
 
@@ -110,7 +113,7 @@ def write_cameras(run: Run, data: ReIDData, query: Features, gallery: Features, 
     """Writes the table of scores by pairs of cameras."""
     from sextet.report.build import save_table
 
-    pairs = camera_pairs(feature_blocks(query, gallery), labels_of(data.query), labels_of(data.gallery), protocol)
+    pairs = camera_pairs(feature_blocks(query, gallery), data.query.labels, data.gallery.labels, protocol)
     save_table(
         run.artifact("30-cameras"),
         title="By query camera and gallery camera (%)",
@@ -119,6 +122,19 @@ def write_cameras(run: Run, data: ReIDData, query: Features, gallery: Features, 
             [pair.query_camera + 1, pair.gallery_camera + 1, 100 * pair.mean_ap, 100 * pair.rank1, pair.queries]
             for pair in pairs
         ],
+    )
+
+
+def write_roc(run: Run, data: ReIDData, query: Features, gallery: Features, protocol: Protocol) -> None:
+    """Writes points of the ROC curve, for those who accept or refuse pairs by a threshold."""
+    from sextet.report.build import save_table
+
+    points = true_positive_rates(feature_blocks(query, gallery), data.query.labels, data.gallery.labels, protocol)
+    save_table(
+        run.artifact("40-pairs"),
+        title="Pairs of a query and a gallery image, accepted by a threshold (%)",
+        columns=["pairs of different people accepted", "pairs of one person accepted"],
+        rows=[[100 * false, 100 * true] for false, true in points.items()],
     )
 
 

@@ -26,7 +26,7 @@ from sextet.core.errors import UsageError
 from sextet.core.run import Run
 from sextet.reid.augment import augment
 from sextet.reid.data import ReIDData, load_data
-from sextet.reid.evaluate import evaluate_network
+from sextet.reid.evaluate import check_queries, evaluate_network
 from sextet.reid.images import prefetch
 from sextet.reid.losses import Shares, total_loss
 from sextet.reid.model import build_model, build_trunk
@@ -60,6 +60,7 @@ def train(config: Config, run: Run) -> None:
         compare(config, run)
         return
     data = load_data(config.data, config.size, seed=config.seed, console=run.console)
+    check_queries(config, data)
     for note in data.notes:
         run.say(f"data: {note}")
         run.event("warning", text=note)

@@ -168,7 +168,8 @@ def build(demo: Demo, *, host: str, port: int, token: str | None) -> FastAPI:
     app = FastAPI(openapi_url=None, lifespan=lifespan, redirect_slashes=False)
     app.include_router(demo.router)
     app.add_middleware(Guard, host=host, token=token, cookie=f"sextet_{port}", uploads=demo.uploads)
-    assets = {p.relative_to(demo.page).as_posix(): p for p in demo.page.rglob("*") if p.suffix in MEDIA}
+    folders = (Path(__file__).with_name("page"), demo.page)  # what all pages share, and the recipe's own
+    assets = {p.relative_to(folder).as_posix(): p for folder in folders for p in folder.rglob("*") if p.suffix in MEDIA}
     registry = CollectorRegistry()
     for collector in (ProcessCollector(registry=None), *demo.collectors):
         registry.register(collector)
@@ -188,8 +189,7 @@ def build(demo: Demo, *, host: str, port: int, token: str | None) -> FastAPI:
     async def page(name: str = "index.html") -> Response:
         if name not in assets:
             raise HTTPException(404, f"no file {name[:80]!r} in the page")
-        path = assets[name]
-        return FileResponse(path, media_type=MEDIA[path.suffix])
+        return FileResponse(assets[name], media_type=MEDIA[assets[name].suffix])
 
     def failed(_: Any, error: Exception) -> Response:
         if isinstance(error, HTTPException):

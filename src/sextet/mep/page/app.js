@@ -1,5 +1,6 @@
 /** The entry: reads the server's set-up and shows the view that the address names. */
-import { button, h, link, note } from "./dom.js";
+import { h, note } from "./base.js";
+import { button, link } from "./dom.js";
 import { home, join } from "./home.js";
 import { request } from "./net.js";
 import { playing } from "./play.js";

@@ -1,6 +1,7 @@
 /** The first page: what to play, with whom and where; and the page behind an invitation. */
+import { h } from "./base.js";
 import { Board } from "./board.js";
-import { busy, h, link, title } from "./dom.js";
+import { busy, link, title } from "./dom.js";
 import { keep, request, ticket } from "./net.js";
 import { at, chef, CHEFS, dish, fixture, onion, pot, soup } from "./shapes.js";
 

@@ -1,5 +1,6 @@
 /** Keys and touch become actions: 0 to 3 move N S E W, 4 stays, 5 interacts. */
-import { button, h } from "./dom.js";
+import { h } from "./base.js";
+import { button } from "./dom.js";
 
 export const STAY = 4;
 export const INTERACT = 5;

@@ -8,39 +8,11 @@
  *   pots: {x: number, y: number, onions: number, cooking: number}[]}} State
  * @typedef {{game: string, player: string, seat: number, invite?: string|null, study?: boolean, again?: object}} Ticket
  */
+import { request as ask } from "./base.js";
 
-/** A failure whose message can be shown to people. */
-export class Problem extends Error {
-  /** @param {string} message @param {number} [status] */
-  constructor(message, status = 0) {
-    super(message);
-    this.status = status;
-  }
-}
-
-const ADVICE = {
-  401: "Open the link with the token that the server printed.",
-  403: "Open the page with the address that the server printed.",
-  429: "Wait a moment and try again.",
-};
-
-/**
- * One request; the answer's JSON. Throws a Problem in words.
- * @param {string} path @param {object} [body] sent with POST if given
- */
-export async function request(path, body) {
-  const post = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
-  let answer;
-  try {
-    answer = await fetch(path, body ? post : {});
-  } catch {
-    throw new Problem("The server cannot be reached. Check that it is running, then try again.");
-  }
-  const data = await answer.json().catch(() => null);
-  if (answer.ok && data) return data;
-  const said = typeof data?.error === "string" ? data.error : ADVICE[answer.status];
-  throw new Problem(said ?? `The server's answer cannot be read (status ${answer.status}). Try again.`, answer.status);
-}
+/** One request; the answer's JSON. @param {string} path @param {object} [body] sent with POST if given */
+export const request = (path, body) =>
+  ask(path, body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
 
 const TICKET = "sextet.game";
 

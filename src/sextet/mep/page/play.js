@@ -1,6 +1,7 @@
 /** A game in progress: the kitchen, the score, the keys, and what to say when something is in the way. */
+import { h, note, say } from "./base.js";
 import { Board } from "./board.js";
-import { busy, button, h, link, note, say, title } from "./dom.js";
+import { busy, button, link, title } from "./dom.js";
 import { begin, chefName } from "./home.js";
 import { Input, INTERACT, touchControls } from "./input.js";
 import { keep, Line, ticket } from "./net.js";

@@ -1,6 +1,7 @@
 /** Recorded games: the list, and a viewer with a slider. */
+import { h, note } from "./base.js";
 import { Board } from "./board.js";
-import { button, h, link, note, title } from "./dom.js";
+import { button, link, title } from "./dom.js";
 import { request } from "./net.js";
 import { CHEFS } from "./shapes.js";
 

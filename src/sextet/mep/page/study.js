@@ -1,5 +1,6 @@
 /** The study: instructions, warm-ups, games with hidden partners, rankings. The server decides what comes next. */
-import { busy, button, h, link, note, say, title } from "./dom.js";
+import { h, note, say } from "./base.js";
+import { busy, button, link, title } from "./dom.js";
 import { recipe } from "./home.js";
 import { keep, request, ticket } from "./net.js";
 import { play } from "./play.js";

@@ -1,7 +1,7 @@
 /** The entry: asks the server what it has, and shows the answer for the person that is picked. */
+import { find, h, note, Problem, request, say } from "./base.js";
 import { Chooser } from "./chooser.js";
 import { cameraName, card, crop, drawCuts, frame, personName } from "./crops.js";
-import { find, h, note, Problem, request, say } from "./dom.js";
 import { Settings } from "./settings.js";
 
 /** @typedef {import("./crops.js").Model} Model @typedef {import("./crops.js").Hit} Hit */
@@ -69,7 +69,7 @@ async function search() {
   if (typeof mine === "number") asked.set("query", String(mine));
   try {
     const body = mine instanceof File ? { method: "POST", body: mine } : {};
-    const found = await request("search", asked, { signal, ...body });
+    const found = await request(`/api/search?${asked}`, { signal, ...body });
     const picture = mine instanceof File ? await ownPicture(mine)
       : crop(model, "query", mine, `${personName(found.query.id)}, ${cameraName(found.query.camera)}`);
     if (signal.aborted) return;
@@ -139,7 +139,7 @@ async function draw() {
     if (wanted.length) {
       const asked = new URLSearchParams({ model: model.name });
       for (const index of wanted) asked.append("indices", index);
-      const cuts = await request("cuts", asked);
+      const cuts = await request(`/api/cuts?${asked}`);
       wanted.forEach((/** @type {number} */ index, /** @type {number} */ at) => mine.set(index, cuts[at]));
       if (mine !== known) return; // of another model
     }
@@ -171,7 +171,7 @@ async function choose(next) {
 
 async function start() {
   try {
-    about = await request("about");
+    about = await request("/api/about");
   } catch (error) {
     find("#intro").textContent = "";
     return fail(/** @type {Error} */ (error));

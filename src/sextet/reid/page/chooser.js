@@ -1,6 +1,6 @@
 /** Whom to look for: the query pictures by person, and a picture of one's own. */
+import { find, h, note, request } from "./base.js";
 import { cameraName, crop, personName } from "./crops.js";
-import { find, h, note, request } from "./dom.js";
 
 /** @typedef {import("./crops.js").Model} Model */
 
@@ -39,7 +39,7 @@ export class Chooser {
     const wanted = Math.min(Math.max(0, Math.trunc(page) || 0), this.pages - 1);
     try {
       const asked = new URLSearchParams({ model: this.model.name, page: String(wanted) });
-      this.draw(await request("people", asked));
+      this.draw(await request(`/api/people?${asked}`));
     } catch (error) {
       this.fail(/** @type {Error} */ (error));
     }

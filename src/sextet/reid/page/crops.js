@@ -1,5 +1,5 @@
 /** Pictures of people, the stripes that the model cuts them into, and the cards of the ranking. */
-import { h } from "./dom.js";
+import { h } from "./base.js";
 
 /**
  * @typedef {Record<string, number[]>} Cuts rows from 0 to 1 by branch, the edges included

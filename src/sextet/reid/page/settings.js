@@ -1,6 +1,6 @@
 /** The settings of a search: cameras, ranking, and which stripes are drawn. */
+import { h } from "./base.js";
 import { branchName } from "./crops.js";
-import { h } from "./dom.js";
 
 /** @typedef {import("./crops.js").Model} Model */
 
