@@ -89,7 +89,8 @@ def addition(base: Config) -> Config:
     """SmolLM2 learns to add two numbers of two digits."""
     return replace(
         base, method="dapo", workers="inline", save_minutes=1e6, model=ModelConfig(source="smollm2"),
-        task=TaskConfig(name="addition", chat=False), sampling=SamplingConfig(prompts=8, answers=8, max_tokens=4),
+        task=TaskConfig(name="addition", chat=False, shots=3),
+        sampling=SamplingConfig(prompts=8, answers=8, max_tokens=4),
         optim=OptimConfig(steps=10, learning_rate=1e-5, minibatches=2, weight_decay=0.0),
         rollout=replace(base.rollout, slots=128), evaluation=EvaluationConfig(every=5, top_p=1.0),
     )  # fmt: skip
