@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import load_file
 
 from sextet.core.device import Device, pick_device
-from sextet.core.errors import DataError, SextetError
+from sextet.core.errors import DataError, SextetError, UsageError
 from sextet.core.run import Run
 from sextet.dapo.evaluate import Reader, by_kind, right_probability, test
 from sextet.dapo.generators import Pool
 from sextet.dapo.groups import Collector, Group
 from sextet.dapo.learner import Learner, samples_of
-from sextet.dapo.lesson import teach
+from sextet.dapo.lesson import NO_LESSON, teach
 from sextet.dapo.model import (
     Language,
     add_adapters,
@@ -48,13 +48,28 @@ class Stalled(SextetError):  # noqa: N818 - says what happened
 
 
 def check(config: Config) -> None:
-    """Raises what would stop the training later, before anything is written: files, packages, the device."""
-    pick_device(config.device)
+    """Raises what would stop the training later, before anything is written: files, packages, device, reward."""
+    place = pick_device(config.device)
+    if config.precision == "bf16" and not has_bf16(place):
+        raise UsageError(f"precision = 'bf16': {place} has no instructions for it; set --precision fp32")
     if config.method == "ablate":
+        if "addition" in config.tasks:
+            model_folder("smollm2")
         return
-    load_task(config.task, config.seed)
+    task = load_task(config.task, config.seed)
+    Verifier.of(task.reward, config.task).close()
     if config.model.source != "tiny":
         model_folder(config.model.source)
+    elif task.lesson is None:
+        raise UsageError(NO_LESSON)
+
+
+def has_bf16(place: torch.device) -> bool:
+    """Whether a device computes in bf16; one that only emulates it is slower than in fp32."""
+    if place.type == "cuda":
+        return torch.cuda.get_device_capability(place) >= (8, 0)
+    known = torch.cpu.get_capabilities() if place.type == "cpu" and hasattr(torch.cpu, "get_capabilities") else {}
+    return not known or any(there for name, there in known.items() if "bf16" in name)
 
 
 def train(config: Config, run: Run, start: Path | None = None) -> None:
@@ -84,7 +99,7 @@ def train(config: Config, run: Run, start: Path | None = None) -> None:
     reader = Reader.of(language.tokenizer, config.task, task)
     problems, prompts = fitting(task.train, reader, config, run)
     device = Device(config.device, config.precision, threads=config.threads, world=run.world)
-    learner, sampling, settings = Learner(language.model, config, device), config.sampling, config.task
+    learner, sampling = Learner(language.model, config, device), config.sampling
     limits = Limits(
         max_tokens=sampling.max_tokens, stop=reader.stop, temperature=sampling.temperature, top_p=sampling.top_p,
         seed=run.key("rollout"), slice_tokens=config.rollout.slice_tokens,
@@ -92,12 +107,7 @@ def train(config: Config, run: Run, start: Path | None = None) -> None:
     with ExitStack() as stack:
         verifier = pool = None
         if run.world.is_main:  # it drives generators and verifiers; the others only learn
-            verifier = stack.enter_context(
-                Verifier(
-                    task.reward, seconds=settings.reward_seconds, megabytes=settings.reward_mb,
-                    workers=settings.reward_workers, failed_reward=settings.failed_reward,
-                )
-            )  # fmt: skip
+            verifier = stack.enter_context(Verifier.of(task.reward, config.task))
             pool = stack.enter_context(Pool(config, language))
         collector = Collector(
             sampling, problems, prompts, pool, verifier, limits, seed=run.key("data"), ahead=config.rollout.staleness

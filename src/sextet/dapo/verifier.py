@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from sextet.core.errors import DataError, UsageError
 from sextet.dapo.rewards import Verdict, check_name
+from sextet.dapo.settings import TaskConfig
 
 BOOT_SECONDS = 60.0
 """Longest time of a process to import its reward."""
@@ -118,6 +119,14 @@ class Verifier:
         self._found: dict[int, Verdict] = {}
         self._waiting: deque[int] = deque()
         self._start()
+
+    @classmethod
+    def of(cls, reward: str, settings: TaskConfig) -> Self:
+        """Returns one with the limits of the settings."""
+        return cls(
+            reward, seconds=settings.reward_seconds, megabytes=settings.reward_mb, workers=settings.reward_workers,
+            failed_reward=settings.failed_reward,
+        )  # fmt: skip
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
         """Returns a verdict for each (answer, right answer, extra), in their order.
