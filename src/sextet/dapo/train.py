@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,6 +35,7 @@ from sextet.dapo.model import (
     write_about,
 )
 from sextet.dapo.ranks import Trained, from_main, whole
+from sextet.dapo.rewards import UNREADABLE
 from sextet.dapo.rollout import Limits
 from sextet.dapo.samples import write_samples
 from sextet.dapo.settings import Config, resolve
@@ -135,19 +137,25 @@ def train(config: Config, run: Run, start: Path | None = None) -> None:
         for step in run.steps(config.optim.steps):
             started = time.perf_counter()
             publish(step)
+            published = time.perf_counter()
             if step == 0 or run.every(config.evaluation.every):
                 tested(step)
             began, cpu = time.perf_counter(), time.process_time()
+            judging = verifier.spent if verifier is not None else 0.0
             groups, seen, counts = from_main(run.world, lambda: collector.collect(step, run, reader.decode))  # noqa: B023
             generated = time.perf_counter()
             samples, logs = samples_of(groups, config) if groups else ([], {})
             if samples:
                 logs |= learner.update(samples, run)
+            judging = (verifier.spent if verifier is not None else 0.0) - judging
             times = {
-                "time/test": began - started,
+                "time/publish": published - started,
+                "time/test": began - published,
                 "time/collect": generated - began,
+                "time/verdicts": judging,
                 "time/update": time.perf_counter() - generated,
                 "time/cpu": time.process_time() - cpu,
+                "time/tokens_per_second": counts.get("tokens", 0.0) / max(generated - began - judging, 1e-9),
             }
             run.log({**group_logs(seen, counts, step), **logs, **times, "groups/trained": float(len(groups))})
             if run.world.is_main:
@@ -238,13 +246,21 @@ def group_logs(seen: Sequence[Group], counts: dict[str, float], step: int) -> di
     verdicts = [verdict for group in seen for verdict in group.verdicts]
     lengths = np.array([len(answer.tokens) for answer in answers])
     ages = np.array([step - version for answer in answers for version in answer.versions])
-    return logs | {
-        "answers/accuracy": float(np.mean([bool(verdict.right) for verdict in verdicts])),
-        "answers/score": float(np.mean([verdict.score for verdict in verdicts])),
-        "answers/length": float(lengths.mean()),
-        "answers/length_min": float(lengths.min()),
-        "answers/length_max": float(lengths.max()),
-        "answers/truncated": float(np.mean([not answer.stopped for answer in answers])),
-        "async/staleness": float(ages.mean()),
-        "async/staleness_max": float(ages.max()),
-    }
+    failures = Counter(f"failures/{verdict.failure}" for verdict in verdicts if verdict.failure)
+    return (
+        logs
+        | dict(failures)
+        | {
+            "groups/judged": float(len(seen)),
+            "answers/number": float(len(answers)),
+            "answers/accuracy": float(np.mean([bool(verdict.right) for verdict in verdicts])),
+            "answers/score": float(np.mean([verdict.score for verdict in verdicts])),
+            "answers/length": float(lengths.mean()),
+            "answers/length_min": float(lengths.min()),
+            "answers/length_max": float(lengths.max()),
+            "answers/unreadable": float(np.mean([verdict.note in UNREADABLE for verdict in verdicts])),
+            "answers/truncated": float(np.mean([not answer.stopped for answer in answers])),
+            "async/staleness": float(ages.mean()),
+            "async/staleness_max": float(ages.max()),
+        }
+    )
