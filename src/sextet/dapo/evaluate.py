@@ -24,13 +24,12 @@ from sextet.dapo.packing import Piece, build, micro_batches, pack
 from sextet.dapo.rewards import Verdict
 from sextet.dapo.rollout import Answer, Engine, Limits, Request
 from sextet.dapo.settings import Config, TaskConfig, resolve
-from sextet.dapo.tasks import BUILT_IN, Problem, Task, load_task
+from sextet.dapo.tasks import Problem, Task, load_task, stops
 from sextet.dapo.verifier import Verifier
 
 Generate = Callable[[Sequence[Request], Limits], Sequence[Sequence[Answer]]]
 GREEDY = 1e-3
 """Lowest temperature: the likeliest token for all practical purposes."""
-NO_TASK = Task(train=(), test=(), reward="exact")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +215,8 @@ class Policy:
 
     def __init__(self, language: Language, config: Config) -> None:
         self.language, self.config = language, config
-        task = load_task(config.task, config.seed) if config.task.name in BUILT_IN else NO_TASK
-        self.reader = Reader.of(language.tokenizer, config.task, task)
+        nothing = Task(train=(), test=(), reward="", stop=stops(config.task))
+        self.reader = Reader.of(language.tokenizer, config.task, nothing)
         device = Device(config.device, config.precision, threads=config.threads)
         self.engine = Engine(language.model.to(device.device), slots=config.rollout.slots, device=device.device)
 

@@ -99,7 +99,7 @@ def gym_task(config: TaskConfig, seed: int) -> Task:
         [replace(problem, prompt=f"{before}Question: {problem.prompt}\nAnswer:") for problem in some]
         for some in (task.train, task.test)
     )
-    return replace(task, train=train, test=test, stop=("\n",))
+    return replace(task, train=train, test=test)
 
 
 def gym_problems(name: str, count: int, seed: int) -> list[Problem]:

@@ -44,7 +44,7 @@ class Task:
     test: Sequence[Problem]
     reward: str
     stop: tuple[str, ...] = ()
-    """Texts of one token that end an answer, besides the tokenizer's end."""
+    """Texts of one token that end an answer, besides the tokenizer's end; see `stops`."""
     characters: str = ""
     """Of a tiny model's texts."""
     lesson: Callable[[np.random.Generator], Sequence[Example]] | None = None
@@ -134,7 +134,7 @@ def addition(config: TaskConfig, seed: int) -> Task:
     train = rest[config.held_out :][: config.size or None]
     return Task(
         train=[problem(int(pair)) for pair in train], test=[problem(int(pair)) for pair in held], reward="exact",
-        stop=("\n",), characters="0123456789+=\n",
+        characters="0123456789+=\n",
     )  # fmt: skip
 
 
@@ -160,4 +160,9 @@ def load_task(config: TaskConfig, seed: int, *, test_only: bool = False) -> Task
         task = gym_task(config, seed) if gym else file_task(config, seed, test_only=test_only)
     else:
         raise UsageError(unknown("task", config.name, [*BUILT_IN, "gsm8k", "math", "file", "gym:NAME"]))
-    return replace(task, reward=config.reward or task.reward)
+    return replace(task, reward=config.reward or task.reward, stop=stops(config))
+
+
+def stops(config: TaskConfig) -> tuple[str, ...]:
+    """Texts that end an answer besides the tokenizer's end: the line where the worked examples are lines."""
+    return ("\n",) if config.name == "addition" or (config.shots and config.name.startswith("gym:")) else ()
