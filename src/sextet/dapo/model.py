@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -78,6 +78,8 @@ class Pretrained:
             from transformers import AutoTokenizer
         except ImportError as error:
             raise missing_extra("transformers", "llm", "a pretrained model") from error
+        if not any(folder.glob("*token*.*")) and not any(folder.glob("*vocab*")):  # transformers would make up one
+            raise DataError(f"{folder} holds no tokenizer (tokenizer.json); copy the whole folder again")
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # whatever is wrong with its files
@@ -185,7 +187,7 @@ def load_language(folder: Path, implementation: str = "auto", weights: Path | No
     if shape is None:
         from sextet.dapo.foreign import Foreign
 
-        model: nn.Module = Foreign.load(folder) if weights is None else Foreign.of(record)
+        model: nn.Module = Foreign.load(folder) if weights is None and shards(folder) else Foreign.of(record)
     else:
         with torch.device("meta"):
             model = Decoder(shape)
@@ -244,22 +246,30 @@ def add_adapters(model: nn.Module, rank: int, alpha: int) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Returns the tensors of all shards of a folder.
+    """Returns the tensors of all shards of a folder; raises as `shards`."""
+    return {name: value for path in shards(folder) for name, value in read_tensors(path).items()}
+
+
+def shards(folder: Path) -> list[Path]:
+    """Returns the files with the weights of a folder.
 
     Raises:
-        DataError: A shard is missing or damaged.
+        DataError: One is missing or damaged.
     """
     index = folder / "model.safetensors.index.json"
     try:
         names = set(read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{index}: not an index of shards ({error!r}); copy it again") from error
-    weights: dict[str, Tensor] = {}
-    for name in sorted(names, key=str):
-        if Path(str(name)).name != name or not (folder / name).is_file():
-            raise DataError(f"{folder}: the shard {name} is missing; copy the whole folder again")
-        weights |= read_tensors(folder / name)
-    return weights
+    paths = [folder / str(name) for name in sorted(names, key=str)]
+    for path in paths:
+        if path.parent != folder or not path.is_file():
+            raise DataError(f"{folder}: the shard {path.name} is missing; copy the whole folder again")
+        try:
+            safe_open(path, "pt")
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{path} is damaged ({error}); copy it again") from error
+    return paths
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
