@@ -1,7 +1,8 @@
 """Rollout steps of TRL's GRPOTrainer, one for every line read from stdin; the peer of `dapo_speed.py`.
 
 The argument is a JSON object: folder (of the model), prompts, flat (prompts without spread), groups, answers, tokens
-(most of an answer), least (fewest), minibatches, accumulate (micro-batches of each), steps, dtype, rate. Prints a JSON object a step.
+(most of an answer), least (fewest), minibatches, accumulate (micro-batches of each), steps, dtype, rate.
+Prints a JSON object a step.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ def main() -> None:
         output_dir=OPTIONS["output"], use_cpu=True, bf16=False, gradient_checkpointing=False, loss_type="dapo",
         epsilon=0.2, epsilon_high=0.28, beta=0.0, num_generations=OPTIONS["answers"],
         per_device_train_batch_size=micro, gradient_accumulation_steps=OPTIONS["accumulate"],
-        steps_per_generation=OPTIONS["minibatches"] * OPTIONS["accumulate"], max_completion_length=OPTIONS["tokens"], temperature=1.0,
-        top_p=1.0, top_k=0, learning_rate=OPTIONS["rate"], lr_scheduler_type="constant", weight_decay=0.0,
+        steps_per_generation=OPTIONS["minibatches"] * OPTIONS["accumulate"],
+        max_completion_length=OPTIONS["tokens"], temperature=1.0, top_p=1.0, top_k=0,
+        learning_rate=OPTIONS["rate"], lr_scheduler_type="constant", weight_decay=0.0,
         max_grad_norm=1.0, max_steps=OPTIONS["steps"] * OPTIONS["minibatches"], save_strategy="no",
         logging_strategy="no", report_to=[], disable_tqdm=True, seed=0, generation_kwargs=least,
     )  # fmt: skip
