@@ -26,7 +26,10 @@ class Network:
 
     def read(self, folder):
         self.model = Decoder(Shape.of(read_json(Path(folder) / "config.json")))
-        self.model.load_state_dict({name: value.float() for name, value in read_weights(Path(folder)).items()})
+        weights = {name: value.float() for name, value in read_weights(Path(folder)).items()}
+        tied = weights["model.embed_tokens.weight"]
+        assert torch.equal(weights.pop("lm_head.weight", tied), tied)
+        self.model.load_state_dict(weights)
 
     @torch.no_grad()
     def complete(self, text, settings):

@@ -1,7 +1,6 @@
 import importlib.util
 import sys
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -10,13 +9,12 @@ import torch
 from dapo.fake_vllm import FakeServer, fake_module
 from dapo.lm import STOP, direct_scores, limits, requests, small_decoder
 from sextet.core.errors import DivergenceError, SextetError, UsageError
-from sextet.core.files import read_json
 from sextet.core.metrics import read_metrics
 from sextet.dapo import vllm
 from sextet.dapo.export import write_model
 from sextet.dapo.generators import Setting, make_generator
 from sextet.dapo.rollout import Request
-from sextet.dapo.settings import Config, LossConfig, RolloutConfig, SamplingConfig
+from sextet.dapo.settings import Config, RolloutConfig, SamplingConfig
 from sextet.launch import launch
 
 
@@ -225,11 +223,9 @@ def test_lasting_nonsense_ends_the_run(model, server, monkeypatch, fault):
 
 def test_log_probabilities_that_are_not_finite_stop_the_training(model, module):
     generator = generator_of(model, "vllm")
-    broken = {name: torch.full_like(value, torch.nan) for name, value in model.state_dict().items()}
     module.made[0].network.complete = lambda text, settings: ([5], [float("nan")])
     with pytest.raises(DivergenceError, match="not finite"):
         generator.generate(requests(number=1), limits())
-    assert broken
 
 
 def test_wrong_settings_are_refused_before_anything_is_sent(server, monkeypatch):
@@ -249,17 +245,16 @@ def test_wrong_settings_are_refused_before_anything_is_sent(server, monkeypatch)
             vllm.ready(replace(config, rollout=RolloutConfig(backend="vllm")))
 
 
-@pytest.mark.parametrize("workers", ["inline", "process:1"])
-def test_a_training_on_a_server_logs_how_far_its_log_probabilities_are_off(tmp_path, server, monkeypatch, workers):
-    loss = {"old": "recompute", "importance": "truncate"}
-    fields = {"rollout": {"backend": server.address}, "loss": loss, "workers": workers, "samples_kept": 0}
-    server.network.read = server.network.read
+def test_a_training_on_a_server_logs_how_far_its_log_probabilities_are_off(tmp_path, server):
+    fields = {
+        "rollout": {"backend": server.address}, "loss": {"old": "recompute", "importance": "truncate"},
+        "model": {"width": 16, "warm_steps": 5}, "evaluation": {"problems": 2, "samples": 1}, "workers": "process:1",
+        "optim": {"steps": 2, "minibatches": 1}, "sampling": {"dynamic": False, "prompts": 2}, "samples_kept": 0,
+    }  # fmt: skip
     run = launch("dapo", "smoke", fields, directory=tmp_path / "run", quiet=True)
-    assert len(server.loads) == 4, "one for each step, and one for the last test"
-    rows = [row for row in read_metrics(run.directory) if "policy/rollout_difference" in row]
-    assert rows and all(0 <= row["policy/rollout_difference"] < 1e-4 for row in rows)
-    assert read_json(run.directory / "summary.json")["steps"] == 3
-    assert LossConfig(**loss).importance_cap == 2
+    assert len(server.loads) == 3, "one for each step, and one for the last test"
+    rows = [row for row in read_metrics(run.directory / "metrics.jsonl") if "policy/rollout_difference" in row]
+    assert len(rows) == 2 and all(0 <= row["policy/rollout_difference"] < 1e-4 for row in rows)
 
 
 @pytest.mark.slow
@@ -276,4 +271,3 @@ def test_real_vllm_answers_with_the_log_probabilities_of_our_network():
     after = generator.generate(asked, limits())[0]
     check_scores(other, asked, after)
     assert plain(before) != plain(after)
-    assert time.monotonic() > 0

@@ -17,19 +17,21 @@ from sextet import __version__
 from sextet.core.errors import DataError, SextetError, UsageError, missing_extra, unknown
 from sextet.core.files import atomic_write_text, read_json, write_json
 from sextet.core.seeding import numpy_rng
+from sextet.core.stats import Interval
 from sextet.dapo.evaluate import Policy, Reader, load
 from sextet.dapo.foreign import Foreign
-from sextet.dapo.model import Characters, Language, Pretrained, load_language, model_folder
+from sextet.dapo.model import Characters, Language
 from sextet.dapo.tasks import load_task
 
 FORMATS = {"safetensors": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {"safetensors": 1e-3, "bf16": 0.5}
 """Largest difference of a log-probability between the folder and the model."""
+END = "<end>"
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
 def write_model(
-    record: Mapping[str, Any], weights: Mapping[str, Tensor], folder: Path, dtype: torch.dtype, *, untie: bool = False
+    record: Mapping[str, Any], weights: Mapping[str, Tensor], folder: Path, dtype: torch.dtype, *, head: bool = False
 ) -> None:
     """Writes ``config.json`` and ``model.safetensors`` as transformers and vLLM read them.
 
@@ -38,43 +40,29 @@ def write_model(
         weights: With the names of our networks.
         folder: To write to.
         dtype: Number format of the weights.
-        untie: Write tied output embeddings as weights of their own.
+        head: Write tied output embeddings a second time, by their own name.
 
     Raises:
         DataError: The disk is full or not writable.
     """
-    tied, plain = bool(record.get("tie_word_embeddings")), {}
-    for name, value in weights.items():
-        plain[name.removeprefix("network.")] = value.detach().to("cpu", dtype if value.is_floating_point() else None)
-    if tied:
-        plain.pop("lm_head.weight", None)
-    if tied and untie:
-        plain["lm_head.weight"] = plain["model.embed_tokens.weight"]
-    own = ("characters", "torch_dtype", "_name_or_path", "quantization_config")
-    written = {name: value for name, value in record.items() if name not in own} | {
-        "architectures": record.get("architectures") or [ARCHITECTURES[str(record["model_type"])]],
-        "dtype": str(dtype).removeprefix("torch."),
-        "tie_word_embeddings": tied and not untie,
+    plain = {
+        name.removeprefix("network."): value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()
     }
+    if record.get("tie_word_embeddings"):
+        tied = plain.pop("lm_head.weight", plain.get("model.embed_tokens.weight"))
+        if head and tied is not None:
+            plain["lm_head.weight"] = tied.clone()
+    own = ("characters", "torch_dtype", "_name_or_path", "quantization_config")
+    written = {name: value for name, value in record.items() if name not in own}
+    written["dtype"] = str(dtype).removeprefix("torch.")
+    if not record.get("architectures"):
+        written["architectures"] = [ARCHITECTURES[str(record["model_type"])]]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: value.clone() for name, value in plain.items()}, folder / "model.safetensors", {"format": "pt"}
-        )
+        save_file(plain, folder / "model.safetensors", {"format": "pt"})
         write_json(folder / "config.json", written)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{folder}: the model could not be written ({error})") from error
-
-
-def untie(source: str, folder: Path) -> None:
-    """Writes a model (smollm2, or a folder) with output embeddings of their own, to be served by vLLM on CPUs.
-
-    vLLM's CPU backend keeps a packed copy of the output embeddings, which stays old when tied ones get new weights.
-    """
-    language = load_language(model_folder(source))
-    write_model(language.record, language.model.state_dict(), folder, torch.float32, untie=True)
-    if isinstance(language.tokenizer, Pretrained):
-        language.tokenizer.tokenizer.save_pretrained(folder)
 
 
 def export(directory: Path, format: str, out: Path) -> dict[str, Any]:
@@ -94,9 +82,7 @@ def export(directory: Path, format: str, out: Path) -> dict[str, Any]:
     """
     if format not in FORMATS:
         raise UsageError(unknown("format", format, FORMATS))
-    final = (
-        directory if (directory / "language").is_dir() and not (directory / "final").is_dir() else directory / "final"
-    )
+    final = directory if (directory / "model.safetensors").exists() else directory / "final"
     if not (final / "model.safetensors").exists():
         raise UsageError(f"{directory} holds no finished model; finish it with: sextet resume {directory}")
     policy = load(final)
@@ -105,11 +91,11 @@ def export(directory: Path, format: str, out: Path) -> dict[str, Any]:
     try:
         write_model(policy.language.record, policy.language.model.state_dict(), part, FORMATS[format])
         stop = write_tokenizer(policy, part)
-        config = policy.config
-        sampling = {"do_sample": True, "temperature": config.sampling.temperature, "top_p": config.sampling.top_p}
-        sampling |= {"eos_token_id": stop, "pad_token_id": stop[0], "max_new_tokens": config.sampling.max_tokens}
-        write_json(part / "generation_config.json", sampling)
-        atomic_write_text(part / "README.md", model_card(policy, directory, format))
+        sizes = policy.config.sampling
+        sampling = {"do_sample": True, "temperature": sizes.temperature, "top_p": sizes.top_p, "eos_token_id": stop}
+        more = {"pad_token_id": stop[0], "max_new_tokens": sizes.max_tokens}
+        write_json(part / "generation_config.json", sampling | more)
+        atomic_write_text(part / "README.md", model_card(policy, final.parent, format))
         largest = difference(policy.language, part)
         if not largest <= TOLERANCE[format]:
             raise DataError(
@@ -125,65 +111,62 @@ def export(directory: Path, format: str, out: Path) -> dict[str, Any]:
 
 
 def write_tokenizer(policy: Policy, folder: Path) -> list[int]:
-    """Writes the tokenizer's files; returns the tokens that end an answer in training."""
-    tokenizer = policy.language.tokenizer
-    stop = list(policy.reader.stop)
-    with contextlib.suppress(SextetError):  # files of the task that are not here say nothing about the end
-        stop = list(Reader.of(tokenizer, policy.config.task, load_task(policy.config.task, policy.config.seed)).stop)
-    if isinstance(tokenizer, Characters):
-        character_tokenizer(tokenizer).save_pretrained(folder)
-    else:
-        tokenizer.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
-    return stop
-
-
-def character_tokenizer(tokenizer: Characters) -> Any:
-    """Returns the tokenizer of transformers that does what the tiny models' does."""
+    """Writes the tokenizer's files, for tiny models one that does what theirs does; returns what ends an answer."""
     try:
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast
     except ImportError as error:
         raise missing_extra(error.name or "transformers", "llm", "sextet export of a language model") from error
-    vocabulary = {text: index for index, text in enumerate(tokenizer.characters)} | {"<end>": tokenizer.end}
-    plain = Tokenizer(models.WordLevel(vocabulary))
-    plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    plain.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=plain, eos_token="<end>", pad_token="<end>", clean_up_tokenization_spaces=False
-    )
+    own: Any = policy.language.tokenizer
+    if isinstance(own, Characters):
+        plain = Tokenizer(models.WordLevel({**dict(zip(own.characters, range(own.end), strict=True)), END: own.end}))
+        plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        plain.decoder = decoders.Fuse()
+        made = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=END, pad_token=END)
+    else:
+        made = own.tokenizer
+    made.save_pretrained(folder)
+    with contextlib.suppress(SextetError):  # a task whose files are not here says nothing of its end
+        return list(Reader.of(own, policy.config.task, load_task(policy.config.task, policy.config.seed)).stop)
+    return list(policy.reader.stop)
 
 
 @torch.no_grad()
 def difference(language: Language, folder: Path) -> float:
     """Largest difference of a log-probability between the model of a folder, as transformers reads it, and ours."""
-    read = Foreign.load(folder).eval()
-    length = 32
-    texts = numpy_rng(0, "evaluate", "export").integers(0, language.record["vocab_size"], (4, length))
-    tokens, positions = torch.from_numpy(texts), torch.arange(length).expand(4, -1)
-    mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
-    found = [
-        (model(tokens, positions, mask) @ model.head.T).float().log_softmax(-1)  # type: ignore[operator, union-attr]
-        for model in (language.model.cpu().float().eval(), read)
-    ]
-    return float((found[0] - found[1]).abs().max())
+    texts = numpy_rng(0, "evaluate", "export").integers(0, language.record["vocab_size"], (4, 32))
+    mask = torch.full((32, 32), -torch.inf).triu(1)[None, None]
+    models: list[Any] = [language.model.cpu().float().eval(), Foreign.load(folder).eval()]
+    states = [model(torch.from_numpy(texts), torch.arange(32).expand(4, -1), mask) for model in models]
+    ours, theirs = ((state @ model.head.T).log_softmax(-1) for state, model in zip(states, models, strict=True))
+    return float((ours - theirs).abs().max())
 
 
 def model_card(policy: Policy, directory: Path, format: str) -> str:
     """Returns the model card: what the run recorded, and what it did not look at."""
     config, summary = policy.config, directory / "summary.json"
     results = read_json(summary)["summary"] if summary.exists() else {}
-    lines = [f"- {name}: {value}" for name, value in sorted(results.items())]
-    source = Path(config.model.source).name
-    return "\n".join(
-        [
-            "---", "library_name: transformers", "pipeline_tag: text-generation", "---", "",
-            f"# {source}, trained on {config.task.name}", "",
-            f"Trained by sextet {__version__}, method `{config.method}`, seed {config.seed}, {config.optim.steps} "
-            f"rollout steps of {config.sampling.prompts} prompts with {config.sampling.answers} answers each, starting from "
-            f"`{source}`. Weights: {format}." + (" Low-rank adapters are merged." if config.model.lora_rank else ""),
-            "", "## Results on held-out problems, in percent", "", *(lines or ["none recorded"]), "",
-            "## Limits", "",
-            "Trained for one kind of problem with a reward that looks at the final answer; nothing else was measured. "
-            "The licence is that of the model it started from and of the data.", "",
-        ]
-    )  # fmt: skip
+    lines = [
+        f"- {name}: {Interval(**value) if isinstance(value, dict) else value}"
+        for name, value in sorted(results.items())
+    ]
+    source, sizes = Path(config.model.source).name, config.sampling
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {source}, trained on {config.task.name}
+
+Trained by sextet {__version__} with method `{config.method}`, seed {config.seed}: {config.optim.steps} rollout steps of
+{sizes.prompts} prompts with {sizes.answers} answers each, starting from `{source}`. Weights: {format}.
+
+## Results on held-out problems, in percent
+
+{chr(10).join(lines) or "none recorded"}
+
+## Limits
+
+Trained for one kind of problem with a reward that looks at the final answer only; nothing else was measured. The
+licence is that of the model it started from and of the data it was trained on.
+"""

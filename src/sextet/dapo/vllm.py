@@ -99,8 +99,7 @@ class Probe(NamedTuple):
             raise SextetError(
                 f"{name}: log-probabilities of a few tokens differ by {difference:.2f} on average from those of this "
                 "run's weights. A server must serve the model that is trained, not quantised; with --logprobs-mode "
-                f"processed_logprobs if sampling.temperature (here {self.limits.temperature}) is not 1, else without; "
-                "on CPUs with output embeddings of their own (sextet.dapo.export.untie)"
+                f"processed_logprobs if sampling.temperature (here {self.limits.temperature}) is not 1, else without"
             )
 
 
@@ -348,9 +347,8 @@ class VllmGenerator:
         setting, state = self.setting, {name: value.float() for name, value in weights["model"].items()}
         self.version = int(weights["version"])
         folder = tempfile.TemporaryDirectory(prefix="vllm-", dir=self.home, ignore_cleanup_errors=True)
-        # a server may have untied embeddings; one that has not leaves these out
-        untie = isinstance(self.backend, Server) or not torch.cuda.is_available()
-        write_model(setting.record, state, Path(folder.name), self.dtype, untie=untie)
+        # on CPUs vLLM keeps a copy of tied output embeddings, which only weights of their own name refresh
+        write_model(setting.record, state, Path(folder.name), self.dtype, head=True)
         probe = setting.builtin or not self.loaded  # to read a network of transformers each time would take too long
         self.backend.load(Path(folder.name), Probe.of(setting, state, self.version) if probe else None)
         self.folder, self.loaded = folder, True  # a server that is restarted reads it again; the one before goes
