@@ -99,8 +99,8 @@ class FakeServer:
         if path == "/update_weight_version":
             self.label = body["new_version"]
             return {"success": True}
-        if path.startswith("/reset_prefix_cache"):
-            return {"success": True}
+        if path == "/health" or path.startswith("/reset_prefix_cache"):
+            return {}
         assert path == "/v1/completions" and body["return_token_ids"] and body["ignore_eos"] and body["n"] == 1
         tokens, logp = self.network.complete(body["prompt"], body)
         choice = {"index": 0, "text": "", "token_ids": tokens, "logprobs": {"token_logprobs": logp}}

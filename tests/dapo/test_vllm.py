@@ -92,11 +92,11 @@ def test_answers_have_their_stop_token_exact_log_probabilities_and_seeds_of_thei
 def test_new_weights_change_the_answers_and_old_folders_go(model, form, request, tmp_path):
     fake = request.getfixturevalue(form)
     generator = generator_of(model, fake.address if form == "server" else "vllm")
-    before = generator.generate(requests(), limits())[0]
+    before = generator.generate(requests(number=3, answers=3), limits())[0]
     other = small_decoder(2)
     generator.load_weights({"model": other.state_dict(), "version": 2})
-    after = generator.generate(requests(), limits())[0]
-    check_scores(other, requests(), after)
+    after = generator.generate(requests(number=3, answers=3), limits())[0]
+    check_scores(other, requests(number=3, answers=3), after)
     assert plain(before) != plain(after) and after[0][0].versions[0] == 2
     assert len(list((tmp_path / "cache").iterdir())) == 1
     if form == "module":
@@ -132,8 +132,8 @@ def test_log_probabilities_are_those_at_the_temperature(model, form, request):
     else:
         request.getfixturevalue(form)
         generator = generator_of(model, "vllm", temperature=0.5)
-    groups = generator.generate(requests(), limits(temperature=0.5))[0]
-    check_scores(model, requests(), groups, temperature=0.5)
+    groups = generator.generate(requests(number=3, answers=3), limits(temperature=0.5))[0]
+    check_scores(model, requests(number=3, answers=3), groups, temperature=0.5)
 
 
 def test_a_server_with_another_kind_of_log_probabilities_is_refused(model, server):
@@ -164,15 +164,15 @@ def test_nothing_of_the_servers_defaults_is_left(model, server):
 )
 def test_what_fails_now_and_then_is_sent_again(model, server, fault):
     generator = generator_of(model, server.address)
-    expected = plain(generator.generate(requests(), limits())[0])
+    expected = plain(generator.generate(requests(number=3, answers=3), limits())[0])
     server.faults = [None, None, fault, None, fault]
-    assert plain(generator.generate(requests(), limits())[0]) == expected
+    assert plain(generator.generate(requests(number=3, answers=3), limits())[0]) == expected
     assert server.faults == []
 
 
 def test_a_server_that_dies_in_the_middle_gets_the_weights_again(model, server):
     generator = generator_of(model, server.address)
-    expected = plain(generator.generate(requests(), limits())[0])
+    expected = plain(generator.generate(requests(number=3, answers=3), limits())[0])
 
     def die():
         threading.Thread(target=server.stop).start()
@@ -181,17 +181,17 @@ def test_a_server_that_dies_in_the_middle_gets_the_weights_again(model, server):
         return "drop"
 
     loads = len(server.loads)
-    server.faults = [None] * 7 + [die]
-    assert plain(generator.generate(requests(), limits())[0]) == expected
+    server.faults = [None] * 4 + [die]
+    assert plain(generator.generate(requests(number=3, answers=3), limits())[0]) == expected
     assert len(server.loads) == loads + 1
 
 
 def test_answers_of_a_server_that_was_restarted_unseen_are_thrown_away(model, server):
     generator = generator_of(model, server.address)
-    expected = plain(generator.generate(requests(), limits())[0])
+    expected = plain(generator.generate(requests(number=3, answers=3), limits())[0])
     server.stop()
     server.start()
-    assert plain(generator.generate(requests(), limits())[0]) == expected
+    assert plain(generator.generate(requests(number=3, answers=3), limits())[0]) == expected
 
 
 def test_two_runs_on_one_server_are_noticed(model, server, monkeypatch):
@@ -206,7 +206,7 @@ def test_a_server_that_never_comes_back_ends_the_run_with_the_next_command(model
     monkeypatch.setattr(vllm, "PATIENCE", 1.0)
     server.stop()
     with pytest.raises(SextetError, match=r"no vLLM server answers \(for 1 s.*vllm serve MODEL.*sextet resume"):
-        generator.generate(requests(), limits())
+        generator.generate(requests(number=3, answers=3), limits())
     server.start()
 
 

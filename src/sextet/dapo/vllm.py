@@ -258,6 +258,7 @@ class Server:
         except Trouble as error:
             if not isinstance(error.__cause__, HTTPError):
                 raise
+            self.call("/health")  # an engine that has died is another trouble, which may pass
             raise SextetError(
                 f"{self.address} could not read the weights in {self.folder}: {error}. The server must see that folder "
                 "under the same path (set SEXTET_CACHE to one that both see) and serve a model of the same shape"
