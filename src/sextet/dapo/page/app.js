@@ -1,0 +1,111 @@
+/** The entry: chooses a training and a view of it, and keeps both up to date while training goes on. */
+import { find, h, note, Problem, request } from "./base.js";
+import { ask } from "./ask.js";
+import { curves } from "./curves.js";
+import { about, title } from "./run.js";
+import { samples } from "./samples.js";
+
+/**
+ * @typedef {{name: string, samples: number, finished: boolean}} Part
+ * @typedef {{name: string, step: number, finished: boolean, samples: number[], why_not: string, config: any, seconds: number|null,
+ *   method: Record<string, any>, results: Record<string, any>, warnings: string[]}} Facts
+ * @typedef {{part: string, parts: Part[], facts: Facts, argument: string, place: HTMLElement, signal: AbortSignal,
+ *   fail: (error: any) => void}} View a view fills its place; its signal ends when another view comes
+ */
+
+const VIEWS = { ask, samples, curves, run: about };
+const REFRESH = 10_000;
+/** @type {Part[]} */
+let parts = [];
+let part = "";
+let leaving = new AbortController();
+/** @type {{update?: (facts: Facts) => void}} */
+let shown = {};
+/** @type {Facts} */
+let facts;
+
+/** @param {any} error */
+function fail(error) {
+  if (error.name === "AbortError") return;
+  find("#problem").textContent = error.message;
+  note({ state: "error" });
+  if (!(error instanceof Problem)) throw error;
+}
+
+/** @param {Facts} facts */
+function describe({ name, step, finished, config }) {
+  const all = config.method === "ablate" ? "" : ` of ${config.optim.steps}`;
+  const where = finished ? "finished" : `step ${step}${all}, not finished`;
+  const task = config.method === "ablate" ? `comparison on ${config.ablation}` : `${config.method} on ${config.task.name}`;
+  find("#state").textContent = `${task}, model ${config.model.source}, ${where}`;
+  find("h1").textContent = document.title = `DAPO: ${name}`;
+}
+
+/** Shows the view that the address names: #view, or #view=argument. */
+async function show() {
+  const [, name, argument] = /^#?([a-z]*)=?(.*)$/.exec(location.hash) ?? ["", "", ""];
+  leaving.abort();
+  leaving = new AbortController();
+  const { signal } = leaving;
+  find("#problem").textContent = "";
+  note({ state: "loading" });
+  try {
+    facts = await request(`/api/part?${new URLSearchParams({ part })}`, { signal });
+    describe(facts);
+    const view = name in VIEWS ? name : facts.samples.length ? "samples" : facts.why_not ? "curves" : "ask";
+    for (const link of document.querySelectorAll("nav a")) {
+      if (link.getAttribute("href") === `#${view}`) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    const place = h("div", { class: `view ${view}` });
+    shown = (await VIEWS[view]({ part, parts, facts, argument: decodeURIComponent(argument), place, signal, fail })) ?? {};
+    if (signal.aborted) return;
+    find("#view").replaceChildren(place);
+    note({ view, part, state: "done" });
+  } catch (error) {
+    if (!signal.aborted) find("#view").replaceChildren();
+    fail(error);
+  }
+}
+
+/** Asks how far training is, and tells the view. */
+async function refresh() {
+  if (!facts || facts.finished || document.hidden) return;
+  try {
+    const { signal } = leaving;
+    const now = await request(`/api/part?${new URLSearchParams({ part })}`, { signal });
+    const moved = now.step !== facts.step || now.finished !== facts.finished;
+    facts = now;
+    describe(facts);
+    if (moved) shown.update?.(facts);
+  } catch (error) {
+    fail(error);
+  }
+}
+
+async function start() {
+  try {
+    parts = await request("/api/parts");
+  } catch (error) {
+    find("#state").textContent = "";
+    return fail(error);
+  }
+  const worth = (/** @type {Part} */ one) => Number(one.samples > 0) + Number(one.name.includes("-dapo-")) / 2;
+  part = parts.reduce((best, one) => (worth(one) > worth(best) ? one : best)).name;
+  const select = find("#parts select");
+  select.append(...parts.map(({ name }) => h("option", { value: name, selected: name === part }, title(name))));
+  select.addEventListener("change", () => {
+    part = select.value;
+    show();
+  });
+  find("#parts").hidden = parts.length < 2;
+  find(".skip").addEventListener("click", (/** @type {Event} */ event) => {
+    event.preventDefault();
+    find("#main").focus();
+  });
+  addEventListener("hashchange", show);
+  setInterval(refresh, REFRESH);
+  await show();
+}
+
+start();
