@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from sextet.core.errors import DivergenceError
 from sextet.core.seeding import numpy_rng
 
 PREFILL_TOKENS = 8192
+WORTH_SHARING = 16  # tokens with which all prompts of a batch begin: the system's message, worked examples
 Poll = Callable[[], None]
 
 
@@ -130,17 +132,23 @@ class _Keys:
 
 
 class Prefix:
-    """Keys and values per layer, (2, B, kv heads, L, D), of prefilled texts, and the last state (B, H) of each."""
+    """Keys and values per layer, (2, B, kv heads, L, D), of prefilled texts, and the last state (B, H) of each.
 
-    def __init__(self) -> None:
+    ``start`` is of what all texts begin with, and was computed before.
+    """
+
+    def __init__(self, start: Prefix | None = None) -> None:
+        self.start = [] if start is None else start.layers
         self.layers: list[Tensor] = []
         self.states = torch.empty(0)
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps those of a layer."""
-        del layer
-        self.layers.append(torch.stack((keys, values)))
-        return keys, values
+        both = torch.stack((keys, values))
+        if self.start:
+            both = torch.cat((self.start[layer].expand(-1, len(keys), -1, -1, -1), both), 3)
+        self.layers.append(both)
+        return both[0], both[1]
 
 
 Context = tuple[int, int]
@@ -232,12 +240,22 @@ class Engine:
             del ready[context]
 
     def _prefill(self, texts: Sequence[Sequence[int]]) -> Prefix:
-        """Computes texts, padded on the right."""
+        """Computes texts: first what all of them begin with, once, then the rest, padded on the right."""
+        common = len(commonprefix([list(text[:-1]) for text in texts])) if len(texts) > 1 else 0
+        start = None
+        if common >= WORTH_SHARING:
+            start = self._computed([texts[0][:common]], None, 0)
+        else:
+            common = 0
+        return self._computed([text[common:] for text in texts], start, common)
+
+    def _computed(self, texts: Sequence[Sequence[int]], start: Prefix | None, begun: int) -> Prefix:
+        """Computes texts that go on after ``begun`` tokens of ``start``."""
         longest = max(map(len, texts))
         tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=self.device)
-        positions = torch.arange(longest, device=self.device).expand(len(texts), -1)
-        mask = torch.full((longest, longest), -torch.inf, device=self.device).triu(1)[None, None]
-        prefix = Prefix()
+        positions = torch.arange(begun, begun + longest, device=self.device).expand(len(texts), -1)
+        mask = torch.full((longest, begun + longest), -torch.inf, device=self.device).triu(1 + begun)[None, None]
+        prefix = Prefix(start)
         hidden = self.model(tokens, positions, mask, prefix)
         ends = torch.tensor([len(text) - 1 for text in texts], device=self.device)
         prefix.states = hidden[torch.arange(len(texts), device=self.device), ends]

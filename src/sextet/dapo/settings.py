@@ -187,7 +187,8 @@ class TaskConfig:
     """Prompts and rewards."""
 
     name: str = "table"
-    """table, hard_table, chain, addition (built in), gym:NAME (of reasoning-gym), gsm8k, math, or file."""
+    """table, hard_table, chain, addition (built in), gsm8k, math, file, or gym:NAME of reasoning-gym, with settings of
+    its generator if need be: gym:chain_sum?max_terms=3&max_digits=2."""
     train: str = ""
     """file, gsm8k, math: the prompts, .jsonl, .parquet or a folder of Hugging Face datasets."""
     test: str = ""
@@ -204,10 +205,10 @@ class TaskConfig:
     """Put prompts into the chat template of the tokenizer, if it has one."""
     system: str = ""
     """System message of the chat."""
-    shots: int = 3
-    """addition: worked examples before the question."""
+    shots: int = 0
+    """addition, gym: worked examples before the question."""
     size: int = 0
-    """Number of training problems of a generated task; 0: the task's own."""
+    """Number of training problems of a generated task, those of reasoning-gym included; 0: the task's own."""
     max_prompt_tokens: int = 512
     """Longer prompts are left out and counted (script: 2048, cut on the left)."""
     held_out: int = 128
