@@ -155,7 +155,7 @@ export async function samples({ part, facts, argument, place, signal, fail }) {
           group.answers.some((answer) => !answer.stopped) && h("span", { title: KINDS.truncated[1] }, "✂")),
         h("span", { class: "prompt", dir: "auto" }, visible(prompts.get(group.draw) ?? "")))));
     if (focused) list.querySelector(":checked")?.focus();
-    note({ step: steps[at], groups: found.length, filter });
+    note({ step: steps[at], groups: found.length, filter, state: "loading" });
     if (chosen === -1) {
       detail.replaceChildren(h("p", { class: "card" }, "No group of this step is like that."));
       say("no groups");
