@@ -271,13 +271,32 @@ def test_curves_are_drawn_read_and_compared(page: Any) -> None:
     assert entropy.get_by_role("slider").get_attribute("aria-valuetext").startswith("step 1: per token ")
     page.get_by_text("All other series").click()
     assert "time/collect" in page.locator(".rest").inner_text()
-    page.get_by_label("Compare with").select_option(PARTS[0])
+    page.get_by_label("to compare").select_option(PARTS[0])
     settled(page, compared=PARTS[0])
-    assert entropy.locator("path.curve.run-1").count() == 1 and "GRPO" in entropy.inner_text()
+    assert entropy.locator("path.curve.run-1").count() == 1 and entropy.locator("b").count() == 2
     page.get_by_role("link", name="Settings").click()
     settled(page, view="run")
     assert "loss.clip_high 0.28 as the method has it" in " ".join(page.locator("#view").inner_text().split())
     assert "avg@2" in page.locator("#view").inner_text()
+
+
+def test_a_training_is_followed(server: str, new_page: Callable[..., Any]) -> None:
+    page = new_page()
+
+    def before(route: Any) -> None:
+        route.fulfill(
+            json=route.fetch().json() | {"step": 2, "finished": False, "samples": [0, 1], "why_not": "not yet"}
+        )
+
+    page.route("**/api/part?*", before)
+    page.clock.install()
+    page.goto(f"{server}#samples")
+    settled(page, step=1)
+    assert "step 2 of 3, not finished" in page.locator("#state").inner_text()
+    page.unroute("**/api/part?*")
+    page.clock.fast_forward(11_000)
+    settled(page, step=2)
+    assert "finished" in page.locator("#state").inner_text() and "not" not in page.locator("#state").inner_text()
 
 
 def test_a_narrow_screen(server: str, new_page: Callable[..., Any]) -> None:

@@ -2,7 +2,7 @@
 import { find, h, note, Problem, request } from "./base.js";
 import { ask } from "./ask.js";
 import { curves } from "./curves.js";
-import { about, title } from "./run.js";
+import { about, rowOf, title } from "./run.js";
 import { samples } from "./samples.js";
 
 /**
@@ -36,9 +36,10 @@ function fail(error) {
 function describe({ name, step, finished, config }) {
   const all = config.method === "ablate" ? "" : ` of ${config.optim.steps}`;
   const where = finished ? "finished" : `step ${step}${all}, not finished`;
-  const task = config.method === "ablate" ? `comparison on ${config.ablation}` : `${config.method} on ${config.task.name}`;
+  const task = config.method === "ablate" ? `comparison on ${config.ablation}` : `${rowOf(part) ?? config.method} on ${config.task.name}`;
   find("#state").textContent = `${task}, model ${config.model.source}, ${where}`;
-  find("h1").textContent = document.title = `DAPO: ${name}`;
+  document.title = `DAPO: ${name}`;
+  if (parts.length < 2) find("h1").textContent = document.title;
 }
 
 /** Shows the view that the address names: #view, or #view=argument. */
@@ -68,12 +69,21 @@ async function show() {
   }
 }
 
+/** Offers parts to choose from. @param {Part[]} fresh */
+function offer(fresh) {
+  parts = fresh;
+  find("#parts select").replaceChildren(...parts.map(({ name }) => h("option", { value: name, selected: name === part }, title(name))));
+  find("#parts").hidden = parts.length < 2;
+}
+
 /** Asks how far training is, and tells the view. */
 async function refresh() {
-  if (!facts || facts.finished || document.hidden) return;
+  if (!facts || document.hidden || parts.every(({ finished }) => finished)) return;
   try {
     const { signal } = leaving;
-    const now = await request(`/api/part?${new URLSearchParams({ part })}`, { signal });
+    const [now, fresh] = await Promise.all([request(`/api/part?${new URLSearchParams({ part })}`, { signal }), request("/api/parts", { signal })]);
+    if (fresh.length === parts.length) parts = fresh;
+    else offer(fresh); // an ablation has begun another training
     const moved = now.step !== facts.step || now.finished !== facts.finished;
     facts = now;
     describe(facts);
@@ -92,13 +102,11 @@ async function start() {
   }
   const worth = (/** @type {Part} */ one) => Number(one.samples > 0) + Number(one.name.includes("-dapo-")) / 2;
   part = parts.reduce((best, one) => (worth(one) > worth(best) ? one : best)).name;
-  const select = find("#parts select");
-  select.append(...parts.map(({ name }) => h("option", { value: name, selected: name === part }, title(name))));
-  select.addEventListener("change", () => {
-    part = select.value;
+  offer(parts);
+  find("#parts select").addEventListener("change", (/** @type {any} */ event) => {
+    part = event.target.value;
     show();
   });
-  find("#parts").hidden = parts.length < 2;
   find(".skip").addEventListener("click", (/** @type {Event} */ event) => {
     event.preventDefault();
     find("#main").focus();

@@ -7,7 +7,7 @@ import { card, legend, visible } from "./tokens.js";
 /** @param {import("./app.js").View} view */
 export async function ask({ part, facts, place, signal, fail }) {
   if (facts.why_not) {
-    place.append(h("p", { class: "card" }, `The model cannot be asked: ${facts.why_not}. If the training was stopped, \`sextet resume\` goes on with it.`));
+    place.append(h("p", { class: "card" }, `The model cannot be asked: ${facts.why_not}. If the training was stopped, go on with: `, h("code", {}, "sextet resume"), "."));
     return { update: (/** @type {any} */ now) => !now.why_not && dispatchEvent(new Event("hashchange")) };
   }
   find("#view").replaceChildren(h("p", { class: "card" }, "Loading the model…"));

@@ -55,16 +55,16 @@ const names = (pattern, name) => (pattern.endsWith("*") ? name.startsWith(patter
 
 /**
  * The lines of a chart. @param {Record<string, string>} wanted @param {Series[]} runs one, or two that are compared
- * @param {number} factor @param {string[]} titles of the runs
+ * @param {number} factor
  */
-function lines(wanted, runs, factor, titles) {
+function lines(wanted, runs, factor) {
   const found = [];
   for (const [at, series] of runs.entries()) {
     for (const [number, [pattern, text]] of Object.entries(wanted).entries()) {
       const name = Object.keys(series).find((one) => names(pattern, one));
       if (name === undefined || /(pass|cons)@1$/.test(name)) continue; // of one answer they are the mean
       const points = series[name].filter((point) => point[1] !== null).map(([step, ...values]) => [step, ...values.map((value) => value * factor)]);
-      if (points.length) found.push({ points, look: `line-${number % 4} run-${at}`, text: runs.length > 1 ? `${text}, ${titles[at]}` : text });
+      if (points.length) found.push({ points, look: `line-${number % 4} run-${at}`, text, run: at });
     }
   }
   return found;
@@ -84,7 +84,7 @@ export async function curves({ part, parts, place, signal, fail }) {
   } }, h("option", { value: "" }, "nothing"), parts.filter(({ name }) => name !== part).map(({ name }) => h("option", { value: name }, title(name))));
   const charts = h("div", { class: "charts" });
   place.append(
-    parts.length > 1 ? h("label", { class: "card compare" }, "Compare with (dashed) ", choice) : "",
+    parts.length > 1 ? h("label", { class: "card compare" }, `Solid: ${title(part)}. Dashed, to compare: `, choice) : "",
     charts);
 
   /** @param {string} heading @param {ReturnType<typeof lines>} shown @param {string} help @param {boolean} zero */
@@ -111,12 +111,16 @@ export async function curves({ part, parts, place, signal, fail }) {
           : draw("path", { class: `curve ${look}`, d: path(points.map(([step, value]) => [x(step), y(value)])) })]));
     const cursor = draw("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     picture.append(cursor);
-    const values = shown.map(({ look, text }) => [h("span", { class: `key ${look}`, "aria-hidden": "true" }), text, h("b", {})]);
+    const values = shown.map(({ look, text, run }) => ({ look, text, run, number: h("b", {}) }));
+    const entries = [...new Set(values.map(({ text }) => text))].map((text) => // a text once, with a number of each run
+      h("span", {}, values.filter((value) => value.text === text).flatMap(({ look, run, number }, at) => [
+        h("span", { class: `key ${look}`, "aria-hidden": "true" }), at === 0 && text,
+        run > 0 && h("span", { class: "unseen" }, "compared:"), number])));
     const when = h("span", { class: "soft when" });
     const tell = (/** @type {number|null} */ step) => {
       const at = step === null ? last : Math.min(Math.max(step, first), last);
       when.textContent = `step ${at}`;
-      shown.forEach(({ points }, number) => (values[number][2].textContent = brief(Number(nearest(points, at)[1].toPrecision(4)))));
+      shown.forEach(({ points }, number) => (values[number].number.textContent = brief(Number(nearest(points, at)[1].toPrecision(4)))));
       cursor.setAttribute("visibility", step === null ? "hidden" : "visible");
       cursor.setAttribute("x1", x(at));
       cursor.setAttribute("x2", x(at));
@@ -149,11 +153,11 @@ export async function curves({ part, parts, place, signal, fail }) {
       now = to;
       everywhere(now);
       frame.setAttribute("aria-valuenow", now);
-      frame.setAttribute("aria-valuetext", `step ${now}: ${values.map(([, text, value]) => `${text} ${value.textContent}`).join(", ")}`);
+      frame.setAttribute("aria-valuetext", `step ${now}: ${values.map(({ text, run, number }) => `${text}${run ? ", compared," : ""} ${number.textContent}`).join(", ")}`);
     };
     frame.setAttribute("aria-valuenow", last);
     return h("figure", { class: "card chart" }, h("h3", {}, heading), frame,
-      h("p", { class: "values" }, when, values.map((value) => h("span", {}, value))),
+      h("p", { class: "values" }, when, entries),
       h("figcaption", { class: "soft" }, help));
   }
 
@@ -167,16 +171,15 @@ export async function curves({ part, parts, place, signal, fail }) {
       }
     }
     cursors = [];
-    const titles = wanted.map(title);
     const patterns = CHARTS.flatMap(([, series]) => Object.keys(series));
     const known = CHARTS.map(([heading, series, help, { factor = 1, zero = false } = {}]) => {
-      const shown = lines(series, runs, factor, titles);
+      const shown = lines(series, runs, factor);
       return shown.length > 0 && chart(heading, shown, help, zero);
     });
     const others = [...new Set(runs.flatMap((series) => Object.keys(series)))].filter((name) => !patterns.some((one) => names(one, name)));
     const rest = h("details", { class: "rest" }, h("summary", {}, `All other series (${others.length})`));
     rest.addEventListener("toggle", () => rest.append(h("div", { class: "charts" },
-      others.sort().map((name) => chart(name, lines({ [name]: "value" }, runs, 1, titles), "", false)))), { once: true });
+      others.sort().map((name) => chart(name, lines({ [name]: "value" }, runs, 1), "", false)))), { once: true });
     charts.replaceChildren(...known.filter(Boolean));
     place.querySelector(".rest")?.remove();
     if (others.length) place.append(rest);

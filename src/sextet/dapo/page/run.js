@@ -5,11 +5,16 @@ import { visible } from "./tokens.js";
 /** Names of an ablation's rows. */
 const ROWS = { grpo: "GRPO", filter: "overlong filtering", higher: "clip-higher", punish: "soft punishment", token: "token-level loss", dapo: "DAPO" };
 
+/** The names in that of a part: of the run, the task and the row, the learning rate and the seed. @param {string} name */
+const names = (name) => (/^(.*\/)?(\w+)-([a-z]+)-([\d.e+-]+)-(\d+)$/.exec(name) ?? []).slice(1);
+
+/** What the row of an ablation is called; undefined for any other part. @param {string} name @returns {string|undefined} */
+export const rowOf = (name) => ROWS[names(name)[2]];
+
 /** What people call a part. @param {string} name */
 export function title(name) {
-  const [, before, task, row, rate, seed] = /^(.*\/)?(\w+)-([a-z]+)-([\d.e+-]+)-(\d+)$/.exec(name) ?? [];
-  if (!(row in ROWS)) return name || "the whole run";
-  return `${before ?? ""}${task}: ${ROWS[row]} (rate ${rate}, seed ${seed})`;
+  const [before, task, , rate, seed] = names(name);
+  return rowOf(name) ? `${before ?? ""}${task}: ${rowOf(name)} (rate ${rate}, seed ${seed})` : name || "the whole run";
 }
 
 /** Nested settings by dotted names. @param {Record<string, any>} values @param {string} [before] @returns {[string, any][]} */
