@@ -278,6 +278,10 @@ def test_curves_are_drawn_read_and_compared(page: Any) -> None:
     settled(page, view="run")
     assert "loss.clip_high 0.28 as the method has it" in " ".join(page.locator("#view").inner_text().split())
     assert "avg@2" in page.locator("#view").inner_text()
+    stray = (
+        "[...document.querySelector('.view').childNodes].filter((node) => node.nodeType === 3).map((node) => node.data)"
+    )
+    assert "".join(page.evaluate(stray)) == ""
 
 
 def test_a_training_is_followed(server: str, new_page: Callable[..., Any]) -> None:

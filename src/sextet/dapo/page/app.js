@@ -34,10 +34,10 @@ function fail(error) {
 
 /** @param {Facts} facts */
 function describe({ name, step, finished, config }) {
-  const all = config.method === "ablate" ? "" : ` of ${config.optim.steps}`;
-  const where = finished ? "finished" : `step ${step}${all}, not finished`;
-  const task = config.method === "ablate" ? `comparison on ${config.ablation}` : `${rowOf(part) ?? config.method} on ${config.task.name}`;
-  find("#state").textContent = `${task}, model ${config.model.source}, ${where}`;
+  const many = config.method === "ablate";
+  const where = finished ? "finished" : many ? "not finished" : `step ${step} of ${config.optim.steps}, not finished`;
+  const task = many ? `comparison on ${config.ablation}` : `${rowOf(part) ?? config.method} on ${config.task.name}, model ${config.model.source}`;
+  find("#state").textContent = `${task}, ${where}`;
   document.title = `DAPO: ${name}`;
   if (parts.length < 2) find("h1").textContent = document.title;
 }

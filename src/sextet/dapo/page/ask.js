@@ -1,5 +1,6 @@
 /** Asks the model: one prompt, several sampled answers side by side. */
 import { find, h, note, request, say } from "./base.js";
+import { telling } from "./samples.js";
 import { card, legend, visible } from "./tokens.js";
 
 /** @typedef {{examples: string[], characters: string|null, most_samples: number, most_new: number, max_tokens: number}} Model */
@@ -35,11 +36,12 @@ export async function ask({ part, facts, place, signal, fail }) {
     send();
   } }, "Ask again, with the next seed");
   const answers = h("section", { class: "detail", "aria-label": "Answers" });
+  const short = telling(model.examples);
   const examples = model.examples.length > 0 && h("fieldset", { class: "examples" }, h("legend", {}, "Prompts of the task"),
     model.examples.map((text) => h("button", { type: "button", dir: "auto", title: "Take this prompt", onclick: () => {
       prompt.value = text;
       prompt.focus();
-    } }, visible(text.trim().length > 90 ? `… ${text.trim().slice(-88)}` : text.trim()))));
+    } }, visible(short(text)))));
   place.append(
     h("form", { class: "card question", onsubmit: (/** @type {Event} */ event) => {
       event.preventDefault();

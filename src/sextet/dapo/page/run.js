@@ -49,7 +49,7 @@ export function about({ facts, place }) {
         ? table("Mean and 95 % interval; shares in percent where there is an interval", Object.entries(results).map(([name, value]) => [name, worth(value)]))
         : h("p", {}, "There are none before the training is finished."),
       seconds && h("p", { class: "soft" }, `Trained in ${Math.round(seconds).toLocaleString("en")} s.`)),
-    warnings.length > 0 && h("section", { class: "card" },
+    warnings.length === 0 ? "" : h("section", { class: "card" },
       h("h2", {}, "Warnings"),
       h("ul", {}, warnings.map((text) => h("li", {}, visible(text))))),
     h("section", { class: "card" },

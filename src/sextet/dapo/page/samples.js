@@ -37,12 +37,12 @@ function common(texts) {
   return texts.length < 2 ? 0 : texts[0].slice(0, at).search(/\s\S*$/) + 1;
 }
 
-/** What tells prompts apart. @param {Group[]} groups @returns {Map<number, string>} by draw */
-function short(groups) {
-  const all = [...new Set(groups.map((group) => group.prompt))];
-  const backwards = (/** @type {string} */ text) => [...text].reverse().join("");
+/** A function that makes of each of these prompts what tells it from the others. @param {string[]} prompts */
+export function telling(prompts) {
+  const all = [...new Set(prompts)];
+  const backwards = (/** @type {string} */ text) => text.split("").reverse().join("");
   const [before, after] = all.length ? [common(all), common(all.map(backwards))] : [0, 0];
-  return new Map(groups.map(({ draw, prompt }) => [draw, prompt.slice(before, prompt.length - after).trim().slice(0, 160) || prompt.slice(-160)]));
+  return (/** @type {string} */ prompt) => prompt.slice(before, prompt.length - after).trim().slice(0, 160) || prompt.slice(-160);
 }
 
 /** @param {string} kind */
@@ -82,8 +82,7 @@ export async function samples({ part, facts, argument, place, signal, fail }) {
   let filter = "all";
   /** @type {Group[]} */
   let groups = [];
-  /** @type {Map<number, string>} */
-  let prompts = new Map();
+  let short = telling([]);
   let running = new AbortController();
   let showing = new AbortController();
   let timer = 0;
@@ -126,7 +125,7 @@ export async function samples({ part, facts, argument, place, signal, fail }) {
     note({ state: "loading" });
     try {
       groups = await request(`/api/samples?${new URLSearchParams({ part, step: String(steps[at]) })}`, { signal: mine });
-      prompts = short(groups);
+      short = telling(groups.map((group) => group.prompt));
       for (const label of chips.querySelectorAll("label")) {
         const kind = label.querySelector("input").value;
         label.querySelector(".count").textContent = String(groups.filter((group) => isA(group, kind)).length);
@@ -153,7 +152,7 @@ export async function samples({ part, facts, argument, place, signal, fail }) {
         } }),
         h("span", { class: "row" }, badge(group.kind), h("span", {}, count(group)),
           group.answers.some((answer) => !answer.stopped) && h("span", { title: KINDS.truncated[1] }, "✂")),
-        h("span", { class: "prompt", dir: "auto" }, visible(prompts.get(group.draw) ?? "")))));
+        h("span", { class: "prompt", dir: "auto" }, visible(short(group.prompt))))));
     if (focused) list.querySelector(":checked")?.focus();
     note({ step: steps[at], groups: found.length, filter, state: "loading" });
     if (chosen === -1) {
