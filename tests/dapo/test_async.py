@@ -22,7 +22,7 @@ def fields(steps=4, **rollout):
     return {
         "device": "cpu",
         "save_every": 1,
-        "task": {"name": "chain", "size": 64, "reward": "dapo.odd_rewards:even"},
+        "task": {"name": "chain", "size": 64, "reward": "dapo.chance_rewards:even"},
         "model": {"warm_steps": 1, "width": 16, "layers": 1},
         "sampling": {"prompts": 3, "answers": 4, "max_tokens": 10},
         "optim": {"steps": steps, "minibatches": 1},

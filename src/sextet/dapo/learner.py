@@ -18,12 +18,10 @@ from sextet.core.run import Run
 from sextet.dapo.groups import Group
 from sextet.dapo.logprob import token_scores
 from sextet.dapo.loss import MONITORED, Tokens, advantages, overlong_penalty, policy_loss, token_weights
-from sextet.dapo.packing import Piece, build, micro_batches, pack
+from sextet.dapo.packing import Piece, best_rows, build, micro_batches
 from sextet.dapo.ranks import gather, shard, sum_gradients, sum_scalars, whole
 from sextet.dapo.rollout import Answer
 from sextet.dapo.settings import Config
-
-ROW = 256  # tokens of a row with several short texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +94,7 @@ class Learner:
         self.config, self.device, optim = config, device, config.optim
         self.model = model.to(device.device)
         self.model.checkpointing = optim.checkpointing  # type: ignore[assignment]
+        self.width = int(model.head.shape[1])  # type: ignore[union-attr, arg-type, index]
         reference = copy.deepcopy(model).eval() if config.loss.kl else None
         self.scorer = Scorer(model, config.sampling.temperature)
         self.reference = None if reference is None else Scorer(reference, config.sampling.temperature)
@@ -201,7 +200,7 @@ class Learner:
             Piece(index=i, group=samples[i].group, prompt=samples[i].prompt, answer=samples[i].answer.tokens)
             for i in chosen
         ]
-        rows = pack(pieces, ROW)
+        rows = best_rows(pieces, limit, self.width)
         shares = [micro_batches(rows[rank :: world.size], limit) for rank in range(world.size)]
         own = shares[world.rank]
         yield from ((batch, True) for batch in own)

@@ -75,13 +75,34 @@ def pack(pieces: Sequence[Piece], capacity: int) -> list[list[Piece]]:
 def micro_batches(rows: Sequence[list[Piece]], max_tokens: int) -> list[list[list[Piece]]]:
     """Puts rows of similar length together, at most ``max_tokens`` with padding, at least one row each."""
     batches: list[list[list[Piece]]] = []
-    longest = 0
-    for row in sorted(rows, key=row_length, reverse=True):
+    longest, lengths = 0, [row_length(row) for row in rows]
+    for index in sorted(range(len(rows)), key=lambda index: -lengths[index]):
         if not batches or (len(batches[-1]) + 1) * longest > max_tokens:
             batches.append([])
-            longest = row_length(row)
-        batches[-1].append(row)
+            longest = lengths[index]
+        batches[-1].append(rows[index])
     return batches
+
+
+def best_rows(pieces: Sequence[Piece], max_tokens: int, width: int) -> list[list[Piece]]:
+    """Returns `pack` at the capacity that costs least: in padding, prompts computed again, and attention.
+
+    Args:
+        pieces: The answers.
+        max_tokens: Of a micro-batch.
+        width: The model's hidden size, on which the share of attention depends.
+    """
+
+    def cost(rows: list[list[Piece]]) -> float:
+        sizes = [(len(batch), row_length(batch[0])) for batch in micro_batches(rows, max_tokens)]
+        return sum(number * length * (1 + length / (2 * width)) for number, length in sizes)
+
+    trees: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        trees.setdefault(piece.group, []).append(piece)
+    longest = max(map(row_length, trees.values()), default=1)
+    capacities = [longest // part for part in (8, 4, 3, 2)] + [longest * number for number in (1, 2, 3, 4)]
+    return min((pack(pieces, min(capacity, max_tokens)) for capacity in capacities), key=cost)
 
 
 def trunk(row: Sequence[Piece]) -> int:
