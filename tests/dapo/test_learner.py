@@ -29,6 +29,7 @@ from sextet.dapo.decoder import Decoder, Shape
 from sextet.dapo.generators import Pool
 from sextet.dapo.learner import samples_of
 from sextet.dapo.model import Characters, Language, add_adapters, plain_weights
+from sextet.dapo.packing import pack
 from sextet.dapo.rollout import Limits, Request
 
 
@@ -96,7 +97,7 @@ def test_the_gradient_does_not_depend_on_how_a_batch_is_cut(sampler, groups, mon
     whole, logs, _ = updated(policy(sampler), settings(method, loss=loss), groups)
     assert whole.norm() > 1e-3
     for micro, row, order in ((1, 1, None), (64, 40, None), (300, 256, [5, 0, 7, 2, 1, 6, 4, 3]), (4096, 10_000, None)):
-        monkeypatch.setattr(module, "ROW", row)
+        monkeypatch.setattr(module, "best_rows", lambda pieces, *_, row=row: pack(pieces, row))
         config = settings(method, loss=loss, optim={"micro_tokens": micro})
         found, others, _ = updated(policy(sampler), config, groups, order=order)
         close(found, whole, 5e-6)
