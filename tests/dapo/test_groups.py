@@ -340,7 +340,7 @@ def test_a_step_with_a_group_starts_the_count_again():
 
 def test_10000_prompts_that_cannot_be_solved_stop_the_run(tmp_path):
     fields = {
-        "task": {"name": "chain", "size": 10_000, "reward": "dapo.never_right:judge"},
+        "task": {"name": "chain", "size": 10_000, "reward": "dapo.chance_rewards:never"},
         "model": {"warm_steps": 1, "width": 16},
         "sampling": {"prompts": 4, "answers": 2, "max_rounds": 3, "max_empty": 2},
         "optim": {"steps": 50},
