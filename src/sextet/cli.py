@@ -23,7 +23,8 @@ from sextet.registry import Recipe, find, recipes
 
 EXTRAS = {
     "coop": ("numba", "gymnasium", "pettingzoo"),
-    "llm": ("transformers", "gguf", "math_verify", "reasoning_gym", "pyarrow"),
+    "llm": ("transformers", "gguf", "math_verify", "pyarrow"),
+    "gym": ("reasoning_gym",),
     "lora": ("peft",),
     "vllm": ("vllm",),
     "ray": ("ray",),

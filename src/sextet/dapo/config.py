@@ -67,9 +67,9 @@ def laptop() -> Config:
             name="gym:chain_sum?min_terms=2&max_terms=3&min_digits=1&max_digits=2", chat=False, shots=4, size=4000,
         ),
         sampling=SamplingConfig(prompts=8, answers=16, max_tokens=8),
-        optim=OptimConfig(steps=100, learning_rate=1e-5, minibatches=2, weight_decay=0.0),
+        optim=OptimConfig(steps=60, learning_rate=1e-5, minibatches=2, weight_decay=0.0),
         rollout=RolloutConfig(slots=128),
-        evaluation=EvaluationConfig(every=20, problems=128, samples=4, top_p=1.0),
+        evaluation=EvaluationConfig(every=10, problems=128, samples=4, top_p=1.0),
         threads=2,
     )  # fmt: skip
 

@@ -311,4 +311,4 @@ def _import(module: str, package: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise missing_extra(package, "llm", purpose) from error
+        raise missing_extra(package, "gym" if package == "reasoning-gym" else "llm", purpose) from error

@@ -120,7 +120,7 @@ def gym_problems(name: str, count: int, seed: int) -> list[Problem]:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise missing_extra("reasoning-gym", "llm", f"the task gym:{name}") from error
+        raise missing_extra("reasoning-gym", "gym", f"the task gym:{name}") from error
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.4)
         raise UsageError(

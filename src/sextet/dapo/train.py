@@ -227,12 +227,16 @@ def watch_empty(collector: Collector, trained: bool, counts: dict[str, float], m
     collector.empty = 0 if trained else collector.empty + 1
     if trained:
         return
-    tally = ", ".join(f"{counts.get(kind, 0):.0f} {kind}" for kind in ("right", "wrong", "failed"))
-    run.say(f"step {run.step}: no group with a spread (all {tally}); nothing to learn from")
+    right, wrong, failed = (counts.get(kind, 0) for kind in ("right", "wrong", "failed"))
+    tally = f"{right:.0f} right, {wrong:.0f} wrong, {failed:.0f} failed"
+    text = f"step {run.step}: no group with a spread (all {tally}); nothing to learn from"
+    run.say(text)
+    run.event("warning", text=text)
     if collector.empty >= most:
-        easy, hard = counts.get("right", 0) > counts.get("wrong", 0), counts.get("failed", 0) > 0
-        advice = "the verifier fails: see `failure` in the samples" if hard else "give harder problems" if easy else (
-            "give easier problems, a better starting model, or longer answers (sampling.max_tokens)"
+        advice = (
+            "the verifier fails: see `failure` in the samples" if failed >= max(right, wrong, 1)
+            else "give harder problems" if right > wrong
+            else "give easier problems, a better starting model, or longer answers (sampling.max_tokens)"
         )  # fmt: skip
         raise Stalled(f"no group had a spread in {collector.empty} steps in a row (the last: all {tally}); {advice}")
 
