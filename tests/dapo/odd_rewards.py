@@ -45,3 +45,7 @@ def forks(text, answer, extra):
 
 def always_raises(text, answer, extra):
     raise RuntimeError("a fault")
+
+
+def right(text, answer, extra):
+    return True
