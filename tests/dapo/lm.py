@@ -53,12 +53,12 @@ def pieces_of(asked, groups):
     ]
 
 
-def direct_scores(model, prompt, answer):
+def direct_scores(model, prompt, answer, temperature=1.0):
     """Log-probabilities of an answer's tokens by one plain causal pass."""
     text = torch.tensor([[*prompt, *answer]])
     length = text.shape[1]
     mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
     with torch.no_grad():
         hidden = model(text, torch.arange(length)[None], mask)
-        logp = (hidden @ model.head.T).log_softmax(-1)[0, len(prompt) - 1 : -1]
+        logp = (hidden @ model.head.T / temperature).log_softmax(-1)[0, len(prompt) - 1 : -1]
     return logp.gather(1, torch.tensor(answer)[:, None])[:, 0]

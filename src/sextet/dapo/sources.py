@@ -19,11 +19,11 @@ GYM_SIZE = 1000
 """Problems for training of a generator, unless the settings say another number."""
 
 
-def file_task(config: TaskConfig, seed: int) -> Task:
+def file_task(config: TaskConfig, seed: int, *, test_only: bool = False) -> Task:
     """Returns the task ``gsm8k``, ``math`` or ``file``: problems of ``config.train``, tested on ``config.test``.
 
     ``gsm8k`` has files of its own in the data folder. Without a test, ``config.held_out`` problems are taken from the
-    end of a permutation that depends on the seed alone.
+    end of a permutation that depends on the seed alone. With ``test_only`` and a test, there are none to train on.
 
     Raises:
         UsageError: No file is named. DataError: A file cannot be used, or nothing is left to train on.
@@ -31,13 +31,16 @@ def file_task(config: TaskConfig, seed: int) -> Task:
     train, test = config.train, config.test
     if config.name == "gsm8k" and not train:
         train, test = "gsm8k_train", test or "gsm8k_test"
-    if not train:
-        raise UsageError(
-            f"task {config.name} needs a file: set task.train to a path (allowed: see sextet data prompts)"
-        )
-    found, notes = _read(train, config)
     template = config.template or ("gsm8k" if config.name == "gsm8k" else "")
     reward = {"gsm8k": "number", "math": "math-verify", "file": "robust"}[config.name]
+    if test and test_only:
+        tested, notes = _read(test, config)
+        return _task([], tested.problems, template, reward, notes)
+    if not train:
+        raise UsageError(
+            f"task {config.name} needs a file: set task.train to a path (allowed: see sextet data prompts --help)"
+        )
+    found, notes = _read(train, config)
     if test:
         tested, more = _read(test, config)
         held, rest = tested.problems, found.problems
@@ -96,7 +99,7 @@ def gym_task(config: TaskConfig, seed: int) -> Task:
         [replace(problem, prompt=f"{before}Question: {problem.prompt}\nAnswer:") for problem in some]
         for some in (task.train, task.test)
     )
-    return replace(task, train=train, test=test, stop=("\n",))
+    return replace(task, train=train, test=test)
 
 
 def gym_problems(name: str, count: int, seed: int) -> list[Problem]:
