@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from dapo.lm import answered, direct_scores, pieces_of, small_decoder
 from sextet.dapo.logprob import token_scores
-from sextet.dapo.packing import Piece, build, micro_batches, pack, row_length
+from sextet.dapo.packing import Piece, best_rows, build, micro_batches, pack, row_length
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +106,21 @@ def test_every_answer_is_in_one_row_and_rows_keep_their_limits(sizes, capacity, 
         built = build(batch)
         assert len(built.target) == sum(len(piece.answer) for row in batch for piece in row)
         assert (built.mask == 0).diagonal(dim1=-2, dim2=-1).sum() >= sum(map(row_length, batch))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 90)), min_size=1, max_size=20), st.integers(1, 900))
+def test_the_best_rows_hold_every_answer_once_and_cost_no_more_than_rows_of_a_tree(lengths, micro):
+    pieces = [
+        Piece(index=index, group=index // 4, prompt=[1] * lengths[index // 4][0], answer=[2] * answer)
+        for index, (_, answer) in enumerate(lengths)
+    ]
+
+    def cost(rows):
+        sizes = [(len(batch), max(map(row_length, batch))) for batch in micro_batches(rows, micro)]
+        return sum(number * length * (1 + length / 64) for number, length in sizes)
+
+    rows = best_rows(pieces, micro, 32)
+    assert sorted(piece.index for row in rows for piece in row) == list(range(len(pieces)))
+    whole = max(row_length([piece for piece in pieces if piece.group == group]) for group in {p.group for p in pieces})
+    assert cost(rows) <= cost(pack(pieces, min(whole, micro)))

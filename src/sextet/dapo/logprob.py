@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 2**23  # logits at a time: 32 MB in float32
+CHUNK = 2**24  # logits at a time: 64 MB in float32
 
 
 def token_scores(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -32,10 +32,13 @@ class _Scores(torch.autograd.Function):
         logp, entropy, totals = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
         for part in _parts(len(targets), len(head)):
             logits = _logits(states[part], matrix, temperature)
-            totals[part] = total = logits.logsumexp(-1)
-            logp[part] = logits.gather(-1, targets[part, None])[:, 0] - total
-            p = logits.sub(total[:, None]).exp_()
-            entropy[part] = total - torch.linalg.vecdot(p, logits)
+            highest = logits.amax(-1)
+            p = logits.sub_(highest[:, None]).exp()  # times the sum
+            total = p.sum(-1)
+            rest = total.log()
+            logp[part] = logits.gather(-1, targets[part, None])[:, 0] - rest
+            entropy[part] = rest - torch.linalg.vecdot(p, logits) / total
+            totals[part] = highest + rest
         ctx.save_for_backward(states, head, targets, totals, entropy)
         ctx.temperature, ctx.dtype = temperature, hidden.dtype
         return logp, entropy
@@ -50,16 +53,18 @@ class _Scores(torch.autograd.Function):
         for part in _parts(len(targets), len(head)):
             slope = _logits(states[part], matrix, ctx.temperature).sub_(totals[part, None])
             if with_entropy:
-                logp = slope.clone()
-                p = slope.exp_()
-                slope = p.mul(-by_logp[part, None]) - p.mul_(logp.add_(entropy[part, None])) * by_entropy[part, None]
+                factor = slope.add(entropy[part, None]).mul_(-by_entropy[part, None]).sub_(by_logp[part, None])
+                slope.exp_().mul_(factor)
             else:
                 slope.exp_().mul_(-by_logp[part, None])
             slope.scatter_add_(-1, targets[part, None], by_logp[part, None])
-            slope = slope.div_(ctx.temperature).to(matrix.dtype)
+            slope = _cooled(slope, ctx.temperature).to(matrix.dtype)
             back[part] = (slope @ matrix).to(ctx.dtype)
             if out is not None:
-                out += slope.T @ states[part]
+                if slope.dtype == out.dtype:
+                    out.addmm_(slope.T, states[part])
+                else:
+                    out += slope.T @ states[part]
         return back, None if out is None else out.to(head.dtype), None, None
 
 
@@ -71,7 +76,11 @@ def _cast(head: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _logits(states: Tensor, matrix: Tensor, temperature: float) -> Tensor:
-    return (states @ matrix.T).float().div_(temperature)
+    return _cooled((states @ matrix.T).float(), temperature)
+
+
+def _cooled(values: Tensor, temperature: float) -> Tensor:
+    return values if temperature == 1 else values.div_(temperature)
 
 
 def _parts(number: int, vocabulary: int) -> list[slice]:
