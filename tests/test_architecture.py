@@ -113,7 +113,9 @@ def test_no_file_is_over_400_lines(path):
     assert len(path.read_text().splitlines()) <= 400
 
 
-@pytest.mark.parametrize("folder, budget", [("core", 2000), ("serve", 300), ("mep", 4200), ("reid", 4200), ("dapo", 3600)])
+@pytest.mark.parametrize(
+    "folder, budget", [("core", 2000), ("serve", 300), ("mep", 4200), ("reid", 4200), ("dapo", 4400)]
+)
 def test_folders_keep_their_budget_of_code_lines(folder, budget):
     sizes = {path.name: code_lines(path) for path in (SOURCE / folder).rglob("*.py")}
     assert sum(sizes.values()) <= budget, sizes

@@ -23,7 +23,8 @@ from sextet.registry import Recipe, find, recipes
 
 EXTRAS = {
     "coop": ("numba", "gymnasium", "pettingzoo"),
-    "llm": ("transformers", "gguf", "math_verify", "reasoning_gym", "pyarrow"),
+    "llm": ("transformers", "gguf", "math_verify", "pyarrow"),
+    "gym": ("reasoning_gym",),
     "lora": ("peft",),
     "vllm": ("vllm",),
     "ray": ("ray",),
@@ -254,14 +255,13 @@ def _outcome(run: Any) -> dict[str, Any]:
 def _eval(options: argparse.Namespace, rest: list[str]) -> Any:
     if options.run is None:
         raise UsageError("usage: sextet eval RUN [fields], for example: sextet eval runs/mep/fast")
-    from sextet.launch import recorded
+    from sextet.launch import evaluation
 
-    recipe, config = recorded(options.run)
+    recipe, config, evaluate = evaluation(options.run)
     if rest:
-        config = _fields(
-            recipe, config, rest, f"sextet eval {options.run}", "Fields of the run; those of the test matter."
-        )
-    return recipe.module("evaluate").evaluate(config, options.run)
+        text = "Fields of the run; those of the test matter."
+        config = _fields(recipe, config, rest, f"sextet eval {options.run}", text)
+    return evaluate(config)
 
 
 def _compare(options: argparse.Namespace, _: list[str]) -> Any:

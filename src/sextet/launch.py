@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from sextet.core.files import read_json
 from sextet.core.followers import check_tracker
 from sextet.core.run import Run
 from sextet.core.workers import parse_spec
-from sextet.registry import Recipe, find
+from sextet.registry import Recipe, find, recipes
 
 RUNS = Path("runs")
 
@@ -140,6 +140,22 @@ def recorded(directory: Path | str) -> tuple[Recipe, Any]:
         raise DataError(f"{path}: not the configuration of a run")
     recipe = find(document["recipe"])
     return recipe, from_dict(recipe.module("config").Config, document["config"], source=str(path))
+
+
+def evaluation(run: Path) -> tuple[Recipe, Any, Callable[[Any], Any]]:
+    """Returns recipe, configuration and test of a finished run, or of what a recipe of this name would start from.
+
+    Raises:
+        UsageError: There is no such run, or the recipe has nothing to test before a training.
+    """
+    if run.exists() or str(run) not in recipes():
+        recipe, config = recorded(run)
+        return recipe, config, lambda config: recipe.module("evaluate").evaluate(config, run)
+    recipe = find(str(run))
+    module = recipe.module("evaluate")
+    if not hasattr(module, "evaluate_start"):
+        raise UsageError(f"{recipe.name} has nothing to test before a training; usage: sextet eval RUN [fields]")
+    return recipe, recipe.module("config").Config(), module.evaluate_start
 
 
 def load_model(path: str | Path) -> Any:

@@ -61,6 +61,23 @@ def test_the_gradient_is_that_of_answers_alone(model, pieces):
     assert (alone - shared).norm() <= 1e-6 * alone.norm() * 10
 
 
+def test_what_prompts_begin_with_is_computed_once_in_a_row_and_changes_nothing(model, pieces):
+    start = list(range(4, 15)) * 2
+    longer = [
+        Piece(index=piece.index, group=piece.group, prompt=start + list(piece.prompt), answer=piece.answer)
+        for piece in pieces
+    ]
+    (row,), (bare,) = pack(longer, 10_000), pack(pieces, 10_000)
+    assert row_length(row) == row_length(bare) + len(start)
+    for capacity, micro in ((40, 100), (64, 4096), (10_000, 10_000)):
+        found = {}
+        for batch in micro_batches(pack(longer, capacity), micro):
+            found |= scores(model, batch)
+        for piece in longer:
+            expected = direct_scores(model, piece.prompt, piece.answer)
+            torch.testing.assert_close(found[piece.index].detach(), expected, atol=1e-5, rtol=0)
+
+
 def test_a_prompt_is_computed_once_for_its_answers():
     pieces = [Piece(index=index, group=0, prompt=[1] * 30, answer=[2] * 4) for index in range(8)]
     (row,) = pack(pieces, 256)

@@ -30,6 +30,21 @@ def test_log_probabilities_are_those_of_the_whole_text(model):
             assert answer.stopped or len(answer.tokens) == 20
 
 
+def test_what_all_prompts_begin_with_is_computed_once(model):
+    start = list(range(4, 15)) * 3
+    asked = [Request(key=r.key, prompt=start + list(r.prompt), numbers=r.numbers) for r in requests()]
+    engine = Engine(model, slots=64)
+    groups = engine.generate([*asked, Request(key=("bare",), prompt=[*start, 5], numbers=(0,))], limits())
+    ends = sum(len(request.prompt) - len(start) for request in asked) + 1
+    assert engine.prefilled == len(start) + ends, "33 tokens once, then each prompt's own"
+    for request, group in zip(asked, groups, strict=False):
+        for answer in group:
+            expected = direct_scores(model, request.prompt, answer.tokens)
+            torch.testing.assert_close(torch.tensor(answer.logp), expected, atol=1e-4, rtol=0)
+    alone = Engine(model, slots=64)
+    assert plain([alone.generate([request], limits())[0] for request in asked]) == plain(groups[:-1])
+
+
 @settings(max_examples=15, deadline=None)
 @given(slots=st.integers(1, 40))
 def test_answers_do_not_depend_on_the_number_of_slots(model, slots):

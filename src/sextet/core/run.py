@@ -43,7 +43,7 @@ AGREE_EVERY = 8  # steps between the ranks' agreement on a stop signal
 
 
 class Stateful(Protocol):
-    """What can be tracked: state of tensors and JSON values that can be taken and put back."""
+    """What can be tracked: state of tensors and JSON values that can be taken and put back, on all ranks together."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state."""
@@ -343,13 +343,13 @@ class Run:
             DataError: This was the third failed save in a row, or a stop signal waits for it.
         """
         self._saved_at = started = time.monotonic()
-        if self.world.is_main and self._tracked:
+        parts = {name: part.state_dict() for name, part in self._tracked.items()}  # sharded parts need every rank
+        if self.world.is_main and parts:
             own = {
                 "metrics": self._metrics.state_dict(),
                 "seconds": self.seconds,
                 "saving_seconds": self._saving_seconds,
             }
-            parts = {name: part.state_dict() for name, part in self._tracked.items()}
             root = self.directory / "checkpoints"
             info = {} if self.score is None else {"score": self.score}
             try:

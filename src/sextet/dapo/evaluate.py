@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,23 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sextet.core.config import from_dict
+from sextet.core.config import difference, from_dict, override, to_dict
 from sextet.core.device import Device
 from sextet.core.errors import DataError, UsageError
 from sextet.core.files import read_json
 from sextet.core.seeding import key
 from sextet.core.stats import bootstrap_interval
-from sextet.dapo.model import Language, Messages, Tokenizer, load_language
+from sextet.dapo.model import Language, Messages, Tokenizer, load_language, model_folder
 from sextet.dapo.packing import Piece, build, micro_batches, pack
 from sextet.dapo.rewards import Verdict
 from sextet.dapo.rollout import Answer, Engine, Limits, Request
 from sextet.dapo.settings import Config, TaskConfig, resolve
-from sextet.dapo.tasks import Problem, Task, load_task
+from sextet.dapo.tasks import Problem, Task, load_task, stops
 from sextet.dapo.verifier import Verifier
 
 Generate = Callable[[Sequence[Request], Limits], Sequence[Sequence[Answer]]]
+GREEDY = 1e-3
+"""Lowest temperature: the likeliest token for all practical purposes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,8 @@ def test(
         for index, problem in enumerate(chosen)
     ]
     limits = Limits(
-        max_tokens=sampling.max_tokens, stop=reader.stop, temperature=settings.temperature, top_p=settings.top_p,
-        seed=seed,
+        max_tokens=sampling.max_tokens, stop=reader.stop, temperature=max(settings.temperature, GREEDY),
+        top_p=settings.top_p, seed=seed,
     )  # fmt: skip
     answers = generate(requests, limits)
     items = [
@@ -99,11 +101,14 @@ def test(
     ]
     verdicts = verifier.verdicts(items)
     groups = [verdicts[start : start + k] for start in range(0, len(verdicts), k)]
+    texts = [[text for text, *_ in items[start : start + k]] for start in range(0, len(items), k)]
     right = 100 * np.array([[bool(verdict.right) for verdict in group] for group in groups], dtype=float)
     scores = {
         **by_kind(f"avg@{k}", right.mean(1), chosen),
         f"pass@{k}": bootstrap_interval(right.max(1)).as_dict(),
-        f"cons@{k}": bootstrap_interval([100.0 * majority(group) for group in groups]).as_dict(),
+        f"cons@{k}": bootstrap_interval(
+            [100.0 * majority(*pair) for pair in zip(groups, texts, strict=True)]
+        ).as_dict(),
     }
     flat = [answer for group in answers for answer in group]
     return scores | {
@@ -123,13 +128,16 @@ def by_kind(name: str, values: NDArray[np.float64], problems: Sequence[Problem])
     return found
 
 
-def majority(verdicts: Sequence[Verdict]) -> bool:
-    """Whether the answer that most samples gave is right; the first of equals counts."""
-    judged = [verdict for verdict in verdicts if not verdict.failure]
+def majority(verdicts: Sequence[Verdict], texts: Sequence[str]) -> bool:
+    """Whether the answer that most samples gave is right; the first of equals counts.
+
+    Answers are what the verifier read in the texts, or the texts where it does not say.
+    """
+    judged = [(v.note or text, v.right) for v, text in zip(verdicts, texts, strict=True) if not v.failure]
     if not judged:
         return False
-    most = Counter(verdict.note for verdict in judged).most_common(1)[0][0]
-    return bool(next(verdict.right for verdict in judged if verdict.note == most))
+    most = Counter(said for said, _ in judged).most_common(1)[0][0]
+    return bool(dict(reversed(judged))[most])
 
 
 @torch.no_grad()
@@ -161,25 +169,45 @@ def right_probability(
 
 
 def evaluate(config: Config, directory: Path) -> dict[str, Any]:
-    """Tests the model of a finished run again; ``sextet eval``.
+    """Tests the model of a finished run again, as the settings say; ``sextet eval RUN``.
 
     Raises:
-        UsageError: The run has no finished model.
+        UsageError: The run has no finished model. DataError: A file is missing or cannot be used.
     """
-    if not (directory / "final" / "model.safetensors").exists():
+    final = directory / "final" if (directory / "final").is_dir() else directory
+    if not (final / "model.safetensors").exists():
         raise UsageError(f"{directory} holds no finished model; finish it with: sextet resume {directory}")
-    policy = load(directory / "final")
-    config = resolve(policy.config if config.method == "ablate" else config)
-    task = load_task(config.task, config.seed)
-    reader = Reader.of(policy.language.tokenizer, config.task, task)
-    settings = config.task
-    verifier = Verifier(task.reward, seconds=settings.reward_seconds, megabytes=settings.reward_mb)
-    try:
-        return test(
-            task.test, reader, policy.engine.generate, verifier, config, seed=key(config.seed, "evaluate", "again")
-        )
-    finally:
-        verifier.close()
+    own = read_config(final)
+    if config.method == "ablate":  # its model is that of a part, for which counts what was changed
+        changed: dict[str, Any] = {}
+        for name, (_, value) in difference(to_dict(read_config(directory)), to_dict(config)).items():
+            group, _, field = name.rpartition(".")
+            (changed.setdefault(group, {}) if group else changed)[field] = value
+        config = override(own, changed, source="fields")
+    return measure(Policy(read_language(final, own), config), config)
+
+
+def evaluate_start(config: Config) -> dict[str, Any]:
+    """Tests the model that a training would start from; ``sextet eval dapo --model.source FOLDER``.
+
+    Raises:
+        UsageError: It is a tiny one, which is taught by the training. DataError: A file cannot be used.
+    """
+    if config.model.source == "tiny":
+        raise UsageError("a tiny model has to be trained first; name another: --model.source smollm2, or its folder")
+    folder = model_folder(config.model.source)
+    return measure(Policy(load_language(folder, config.model.implementation), config), config)
+
+
+def measure(policy: Policy, config: Config) -> dict[str, Any]:
+    """Tests a policy on the test problems of the settings, which need not be those of its training."""
+    config, settings = resolve(replace(config, method="dapo") if config.method == "ablate" else config), config.task
+    task = load_task(settings, config.seed, test_only=True)
+    reader = Reader.of(policy.language.tokenizer, settings, task)
+    seed = key(config.seed, "evaluate", "again")
+    with Verifier.of(task.reward, settings) as verifier:
+        scores = test(task.test, reader, policy.engine.generate, verifier, config, seed=seed)
+    return scores | ({"notes": list(task.notes)} if task.notes else {})
 
 
 class Policy:
@@ -187,10 +215,8 @@ class Policy:
 
     def __init__(self, language: Language, config: Config) -> None:
         self.language, self.config = language, config
-        self.reader = Reader(
-            tokenizer=language.tokenizer, stop=(language.tokenizer.end,), chat=config.task.chat,
-            system=config.task.system,
-        )  # fmt: skip
+        nothing = Task(train=(), test=(), reward="", stop=stops(config.task))
+        self.reader = Reader.of(language.tokenizer, config.task, nothing)
         device = Device(config.device, config.precision, threads=config.threads)
         self.engine = Engine(language.model.to(device.device), slots=config.rollout.slots, device=device.device)
 
@@ -204,7 +230,7 @@ class Policy:
             prompts: Texts or chats; they go through the chat template as in training.
             samples: Answers to each.
             max_tokens: Most tokens of an answer; None: as in training.
-            temperature: Of sampling; at most 1e-3 is greedy for all practical purposes.
+            temperature: Of sampling; 0: always the likeliest token.
             top_p: Of sampling.
             stop: Further texts of one token that end an answer.
             seed: Of the sampling.
@@ -225,7 +251,7 @@ class Policy:
         ends = [self.language.tokenizer.encode(text)[0] for text in stop]
         limits = Limits(
             max_tokens=max_tokens or self.config.sampling.max_tokens, stop=(*self.reader.stop, *ends),
-            temperature=max(temperature, 1e-3), top_p=top_p, seed=seed,
+            temperature=max(temperature, GREEDY), top_p=top_p, seed=seed,
         )  # fmt: skip
         requests = [
             Request(key=("answer", index), prompt=self.reader.encode(prompt), numbers=range(samples))
@@ -234,15 +260,25 @@ class Policy:
         return self.engine.generate(requests, limits)
 
 
+def read_config(folder: Path) -> Config:
+    """Returns the settings that a run, or its ``final`` folder, was made with."""
+    record: Mapping[str, Any] = read_json(folder / "config.json")
+    return from_dict(Config, record["config"], source=str(folder / "config.json"))
+
+
+def read_language(folder: Path, config: Config) -> Language:
+    """Returns the model of a ``final`` folder."""
+    about = folder / "language" if (folder / "language").is_dir() else folder.parent / "language"
+    if not about.is_dir():
+        raise DataError(f"{folder}: the folder `language` with the tokenizer is missing; copy the whole folder again")
+    return load_language(about, config.model.implementation, weights=folder / "model.safetensors")
+
+
 def load(folder: Path) -> Policy:
     """Returns the policy of a run's ``final`` folder.
 
     Raises:
         DataError: A file is missing or does not fit.
     """
-    record: Mapping[str, Any] = read_json(folder / "config.json")
-    config = from_dict(Config, record["config"], source=str(folder / "config.json"))
-    about = folder / "language" if (folder / "language").is_dir() else folder.parent / "language"
-    if not about.is_dir():
-        raise DataError(f"{folder}: the folder `language` with the tokenizer is missing; copy the whole folder again")
-    return Policy(load_language(about, config.model.implementation, weights=folder / "model.safetensors"), config)
+    config = read_config(folder)
+    return Policy(read_language(folder, config), config)

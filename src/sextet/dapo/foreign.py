@@ -54,12 +54,14 @@ class Foreign(nn.Module):
         except ImportError as error:
             raise missing_extra("transformers", "llm", "a pretrained model") from error
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model, found = AutoModelForCausalLM.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
-                attn_implementation="sdpa",
+                attn_implementation="sdpa", output_loading_info=True,
             )  # fmt: skip
         except Exception as error:  # whatever is wrong with its files
             raise DataError(f"{folder}: the model cannot be read ({error})") from error
+        if absent := sorted(found["missing_keys"]):
+            raise DataError(f"{folder}: {len(absent)} weights are missing, the first is {absent[0]}; copy it again")
         return cls(model)
 
     @classmethod
@@ -69,8 +71,11 @@ class Foreign(nn.Module):
             from transformers import AutoConfig, AutoModelForCausalLM
         except ImportError as error:
             raise missing_extra("transformers", "llm", "a pretrained model") from error
-        settings = AutoConfig.for_model(**record)
-        return cls(AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa"))  # type: ignore[no-untyped-call]
+        try:
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**record), attn_implementation="sdpa")
+        except Exception as error:  # whatever is wrong with the record
+            raise DataError(f"config.json is not of a model that transformers knows ({error})") from error
+        return cls(model)
 
     @property
     def checkpointing(self) -> bool:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sextet.core.device import Device
-from sextet.core.workers import Workers
+from sextet.core.errors import DivergenceError
+from sextet.core.workers import Result, WorkerError, Workers
 from sextet.dapo.decoder import Decoder, Shape
 from sextet.dapo.foreign import Foreign
 from sextet.dapo.model import Language
@@ -113,10 +114,14 @@ class Pool:
             self.workers.submit("generate", part, limits, key=key)
 
     def take(self, tag: str, *, everything: bool) -> list[Done]:
-        """Returns finished requests of a tag: all that were sent, or as soon as there are any."""
+        """Returns finished requests of a tag: all that were sent, or as soon as there are any.
+
+        Raises:
+            DivergenceError: The weights of a generator give logits that are not finite.
+        """
         while self.waiting(tag) and (everything or not self._kept.get(tag)):
             at_least = None if everything and all(sent == tag for sent, _ in self._sent.values()) else 1
-            for result in self.workers.gather(at_least=at_least):
+            for result in self._gather(at_least):
                 owner, requests = self._sent.pop(result.key)
                 answers, prefilled = result.value
                 self.prefilled += prefilled
@@ -130,6 +135,15 @@ class Pool:
                     for request, group in zip(requests, answers, strict=True)
                 )
         return self._kept.pop(tag, [])
+
+    def _gather(self, at_least: int | None) -> list[Result]:
+        try:
+            return self.workers.gather(at_least=at_least)
+        except WorkerError as error:
+            kind, _, text = error.detail.strip().splitlines()[-1].partition(": ")
+            if kind.endswith(DivergenceError.__name__):
+                raise DivergenceError(text) from error
+            raise
 
     def waiting(self, tag: str) -> int:
         """Number of tickets of a tag that have not been taken in."""

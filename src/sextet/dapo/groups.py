@@ -47,15 +47,21 @@ class Group:
     @property
     def oldest(self) -> int:
         """The oldest version of weights that sampled a token."""
-        return min((version for answer in self.answers for version in answer.versions), default=0)
+        return oldest(self.answers)
 
     def kind(self, tolerance: float) -> str:
         """``mixed``, or without spread ``right``, ``wrong`` or ``failed`` (no verdict on any answer)."""
-        if all(verdict.failure for verdict in self.verdicts):
+        judged = [verdict for verdict in self.verdicts if not verdict.failure]
+        if not judged:
             return "failed"
         if float(np.std(self.scores)) > tolerance:
             return "mixed"
-        return "right" if self.verdicts[0].right else "wrong"
+        return "right" if judged[0].right else "wrong"
+
+
+def oldest(answers: Sequence[Answer]) -> int:
+    """Returns the oldest version of weights that sampled a token of the answers."""
+    return min((version for answer in answers for version in answer.versions), default=0)
 
 
 class Prompts:
@@ -125,24 +131,19 @@ class Collector:
     def collect(self, step: int, run: Run, decode: Any) -> tuple[list[Group], list[Group], dict[str, float]]:
         """Returns the groups to train on, all groups that were judged for it, and counts for the logs.
 
-        With ``dynamic`` off every group is trained on. The weights do not change while a step is collected.
+        With ``dynamic`` off every group is trained on. The weights do not change while a step is collected. No group is
+        more than ``ahead`` versions old, or one where surplus groups are carried; older ones are dropped and counted.
         """
-        config, kept, seen = self.config, self.left, []
-        fresh = len(kept)
-        self.left = []
-        counts: Counter[str] = Counter(carried=fresh)
-        while len(kept) < config.prompts:
-            if config.max_rounds == 0 or counts["rounds"] < config.max_rounds:
-                counts["rounds"] += self._send(config.prompts - len(kept))
-            elif not self.pool.waiting(TAG):
-                break
-            finished = self.pool.take(TAG, everything=self.ahead == 0)
+        config, seen, counts = self.config, [], Counter[str]()
+        kept = [group for group in self.left if not self._late(group.answers, step, counts)]
+        counts["carried"], self.left = len(kept), kept
+        while True:
             run.poll()
-            groups = self._judge(finished, decode, counts)
-            if self.ahead:
-                late = [group for group in groups if step - group.oldest > self.ahead]
-                counts["stale"] += len(late)
-                groups = [group for group in groups if step - group.oldest <= self.ahead]
+            if config.max_rounds == 0 or counts["rounds"] < config.max_rounds:
+                counts["rounds"] += self._send(len(kept))
+            if len(kept) >= config.prompts or not self.pool.in_flight(TAG):
+                break
+            groups = self._judge(self.pool.take(TAG, everything=self.ahead == 0), step, decode, counts)
             for group in groups:
                 kind = group.kind(config.tolerance)
                 counts[kind] += 1
@@ -155,18 +156,26 @@ class Collector:
                 self.share = 0.5 * self.share + 0.5 * max(mixed / len(groups), 1 / MOST_CANDIDATES)
         surplus = kept[config.prompts :]
         counts["surplus"] = len(surplus)
-        if config.surplus == "carry":
-            self.left = surplus
+        # what generation has ahead of training is for the steps to come
+        self.left = surplus if config.surplus == "carry" or self.ahead else []
         return kept[: config.prompts], seen, dict(counts)
 
-    def _send(self, wanted: int) -> bool:
+    def _late(self, answers: Sequence[Answer], step: int, counts: Counter[str]) -> bool:
+        """Returns whether answers are too old to train on, and counts them then."""
+        late = step - oldest(answers) > max(self.ahead, int(self.config.surplus == "carry"))
+        counts["stale"] += late
+        return late
+
+    def _send(self, kept: int) -> bool:
         """Draws prompts for the groups still wanted, less those on their way; returns whether there were any."""
         config = self.config
-        share = self.share if config.dynamic else 1.0
-        factor = config.candidates or min(1 / share, MOST_CANDIDATES)
-        number = math.ceil(wanted * (factor if config.dynamic else 1.0)) + self.ahead * config.prompts
-        number = max(0, number - len(self.pool.in_flight(TAG)))
-        self.pool.send([self._request(draw, problem) for draw, problem in self.order.take(number)], self.limits, TAG)
+        factor = config.candidates or min(1 / self.share, MOST_CANDIDATES) if config.dynamic else 1.0
+        wanted = (1 + self.ahead) * config.prompts - kept
+        number = max(0, math.ceil(wanted * factor) - len(self.pool.in_flight(TAG)))
+        requests = [self._request(draw, problem) for draw, problem in self.order.take(number)]
+        size = math.ceil(config.prompts * factor) if self.ahead else number  # a ticket has one step's work at most
+        for start in range(0, number, max(size, 1)):
+            self.pool.send(requests[start : start + size], self.limits, TAG)
         return number > 0
 
     def _request(self, draw: int, problem: int) -> Request:
@@ -174,12 +183,14 @@ class Collector:
             key=("rollout", draw, problem), prompt=self.texts[problem], numbers=tuple(range(self.config.answers))
         )
 
-    def _judge(self, finished: Sequence[Done], decode: Any, counts: Counter[str]) -> list[Group]:
-        """Sends unfinished answers back, and asks for verdicts on the others."""
+    def _judge(self, finished: Sequence[Done], step: int, decode: Any, counts: Counter[str]) -> list[Group]:
+        """Drops answers that are too old, sends unfinished ones back, and asks for verdicts on the others."""
         whole: list[Done] = []
         for done in finished:
             before = sum(len(begun.tokens) for begun in done.request.begun.values())
             counts["tokens"] += sum(len(answer.tokens) for answer in done.answers) - before
+            if self._late(done.answers, step, counts):
+                continue
             if any(self._goes_on(answer) for answer in done.answers):
                 self._send_on(done)
             else:
@@ -202,7 +213,7 @@ class Collector:
         return sorted(groups, key=lambda group: group.draw)
 
     def _goes_on(self, answer: Answer) -> bool:
-        return not answer.stopped and len(answer.tokens) < self.limits.max_tokens
+        return bool(self.limits.slice_tokens) and not answer.stopped and len(answer.tokens) < self.limits.max_tokens
 
     def _send_on(self, done: Done) -> None:
         request = done.request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from sextet.core.device import Device
-from sextet.core.errors import DivergenceError
+from sextet.core.errors import DataError, DivergenceError
+from sextet.core.files import write_json
 from sextet.core.run import Run
 from sextet.dapo.groups import Group
 from sextet.dapo.logprob import token_scores
 from sextet.dapo.loss import MONITORED, Tokens, advantages, overlong_penalty, policy_loss, token_weights
-from sextet.dapo.packing import Piece, build, micro_batches, pack
+from sextet.dapo.packing import Piece, best_rows, build, micro_batches
 from sextet.dapo.ranks import gather, shard, sum_gradients, sum_scalars, whole
 from sextet.dapo.rollout import Answer
 from sextet.dapo.settings import Config
-
-ROW = 256  # tokens of a row with several short texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +94,7 @@ class Learner:
         self.config, self.device, optim = config, device, config.optim
         self.model = model.to(device.device)
         self.model.checkpointing = optim.checkpointing  # type: ignore[assignment]
+        self.width = int(model.head.shape[1])  # type: ignore[index]
         reference = copy.deepcopy(model).eval() if config.loss.kl else None
         self.scorer = Scorer(model, config.sampling.temperature)
         self.reference = None if reference is None else Scorer(reference, config.sampling.temperature)
@@ -121,7 +121,7 @@ class Learner:
         old = self._scores(self.scorer, samples) if config.loss.old == "recompute" else None
         reference = self._scores(self.reference, samples) if self.reference is not None else None
         totals: dict[str, float] = {}
-        norms, losses, skipped = [], [], 0
+        norms, losses, skipped, idle = [], [], 0, 0
         for number in range(optim.passes):
             place = run.rng("update", run.step, number).numpy.permutation(1 + samples[-1].group)
             arranged = sorted(range(len(samples)), key=lambda index: (place[samples[index].group], index))
@@ -132,16 +132,20 @@ class Learner:
                 except DivergenceError as error:
                     skipped += 1
                     self.bad += 1
-                    run.event("update skipped", step=run.step, error=str(error), answers=chosen)
+                    file = f"skipped/{run.step:06}-{skipped}.json"
+                    run.event("update skipped", step=run.step, error=str(error), batch=file)
+                    if self.device.world.is_main:
+                        write_batch(run, file, [samples[index] for index in chosen])
                     if self.bad >= optim.max_bad:
                         raise
                     continue
                 self.bad = 0
+                idle += not sums["tokens"]
                 losses.append(loss)
                 norms.append(norm)
                 for name, value in sums.items():
                     totals[name] = totals.get(name, 0.0) + value
-        return self._logs(totals, losses, norms, rate, skipped)
+        return self._logs(totals, losses, norms, rate) | {"train/skipped": float(skipped), "train/idle": float(idle)}
 
     def _step(
         self, samples: Sequence[Sample], chosen: Sequence[int], old: dict[int, Tensor] | None,
@@ -165,12 +169,12 @@ class Learner:
             logs = [samples[i].answer.logp for i in answers]
             rollout = torch.tensor([value for values in logs for value in values], device=logp.device)
             tokens = Tokens(
-                old=rollout if old is None else torch.cat([old[i] for i in answers]),
+                old=rollout if old is None else torch.cat([old[i] for i in answers]).to(logp.device),
                 rollout=rollout,
                 advantage=_spread([samples[i].advantage for i in answers], logs, logp),
                 weight=_spread([weight[i] * counts for i in answers], logs, logp),
                 answer=index,
-                reference=None if reference is None else torch.cat([reference[i] for i in answers]),
+                reference=None if reference is None else torch.cat([reference[i] for i in answers]).to(logp.device),
             )
             loss, found = policy_loss(logp, entropy, tokens, config.loss)
             loss.backward()
@@ -196,7 +200,7 @@ class Learner:
             Piece(index=i, group=samples[i].group, prompt=samples[i].prompt, answer=samples[i].answer.tokens)
             for i in chosen
         ]
-        rows = pack(pieces, ROW)
+        rows = best_rows(pieces, limit, self.width)
         shares = [micro_batches(rows[rank :: world.size], limit) for rank in range(world.size)]
         own = shares[world.rank]
         yield from ((batch, True) for batch in own)
@@ -223,7 +227,7 @@ class Learner:
         return gather(found, self.device.world)
 
     def _logs(
-        self, totals: dict[str, float], losses: Sequence[float], norms: Sequence[float], rate: float, skipped: int
+        self, totals: dict[str, float], losses: Sequence[float], norms: Sequence[float], rate: float
     ) -> dict[str, float]:
         """Means over tokens and updates."""
         tokens = max(totals.pop("tokens", 0.0), 1.0)
@@ -237,8 +241,15 @@ class Learner:
             "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
             "train/learning_rate": rate,
             "train/tokens": tokens,
-            "train/skipped": float(skipped),
         }
+
+
+def write_batch(run: Run, name: str, batch: Sequence[Sample]) -> None:
+    """Writes the answers of an update that was skipped to an artifact; a disk that takes nothing costs a warning."""
+    try:
+        write_json(run.artifact(name), [asdict(sample) for sample in batch])
+    except (DataError, OSError) as error:
+        run.event("batch lost", step=run.step, error=str(error))
 
 
 def layers_of(model: Any) -> list[nn.Module]:

@@ -16,6 +16,7 @@ from sextet.dapo.settings import ModelConfig
 from sextet.dapo.tasks import Example, Task
 
 RATE = 3e-3
+NO_LESSON = "this task has no examples for a tiny model; choose --model.source smollm2 or a model's folder"
 
 
 def teach(language: Language, task: Task, config: ModelConfig, part: Run) -> None:
@@ -25,9 +26,7 @@ def teach(language: Language, task: Task, config: ModelConfig, part: Run) -> Non
         UsageError: The task has no examples.
     """
     if task.lesson is None or not isinstance(language.tokenizer, Characters):
-        raise UsageError(
-            "this task has no examples for a tiny model; choose --model.source smollm2 or a model's folder"
-        )
+        raise UsageError(NO_LESSON)
     model = language.model
     optimiser = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01, fused=True)
     part.track(model=model, optimiser=optimiser)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -78,6 +78,8 @@ class Pretrained:
             from transformers import AutoTokenizer
         except ImportError as error:
             raise missing_extra("transformers", "llm", "a pretrained model") from error
+        if not any(folder.glob("*token*.*")) and not any(folder.glob("*vocab*")):  # transformers would make up one
+            raise DataError(f"{folder} holds no tokenizer (tokenizer.json); copy the whole folder again")
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # whatever is wrong with its files
@@ -174,7 +176,10 @@ def load_language(folder: Path, implementation: str = "auto", weights: Path | No
     """
     record: dict[str, Any] = read_json(folder / "config.json")
     tokenizer: Tokenizer = Characters(record["characters"]) if "characters" in record else Pretrained(folder)
-    shape = Shape.of(record) if implementation != "transformers" else None
+    try:
+        shape = Shape.of(record) if implementation != "transformers" else None
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{folder / 'config.json'}: not the configuration of a model ({error!r})") from error
     if shape is None and implementation == "builtin":
         raise UsageError(
             f"{folder} is a {record.get('model_type')} model; the built-in code has Llama, Qwen2 and Qwen3"
@@ -182,20 +187,24 @@ def load_language(folder: Path, implementation: str = "auto", weights: Path | No
     if shape is None:
         from sextet.dapo.foreign import Foreign
 
-        model: nn.Module = Foreign.load(folder) if weights is None else Foreign.of(record)
-        if weights is None:
-            return Language(model=model, tokenizer=tokenizer, record=record, folder=folder)
+        model: nn.Module = Foreign.load(folder) if weights is None and shards(folder) else Foreign.of(record)
     else:
         with torch.device("meta"):
             model = Decoder(shape)
-    tensors = read_weights(folder) if weights is None else load_file(weights)
-    if shape is not None and shape.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
-    tensors = {name: value.float() for name, value in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
-    try:
-        model.load_state_dict(tensors, assign=True)
-    except RuntimeError as error:
-        raise DataError(f"{folder}: the weights do not fit config.json ({error})") from error
+    if shape is not None or weights is not None:
+        tensors = read_weights(folder) if weights is None else read_tensors(weights)
+        if shape is not None and shape.tie_word_embeddings:
+            tensors.pop("lm_head.weight", None)
+        tensors = {name: value.float() for name, value in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+        try:
+            model.load_state_dict(tensors, assign=True)
+        except RuntimeError as error:
+            raise DataError(f"{folder}: the weights do not fit config.json ({error})") from error
+    if tokenizer.size > model.head.shape[0]:  # type: ignore[index]
+        raise DataError(
+            f"{folder}: the tokenizer has {tokenizer.size:,} tokens and the model {model.head.shape[0]:,}; "  # type: ignore[index]
+            "they do not belong together"
+        )
     return Language(model=model, tokenizer=tokenizer, record=record, folder=folder)
 
 
@@ -237,22 +246,38 @@ def add_adapters(model: nn.Module, rank: int, alpha: int) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Returns the tensors of all shards of a folder.
+    """Returns the tensors of all shards of a folder; raises as `shards`."""
+    return {name: value for path in shards(folder) for name, value in read_tensors(path).items()}
+
+
+def shards(folder: Path) -> list[Path]:
+    """Returns the files with the weights of a folder.
 
     Raises:
-        DataError: A shard is missing or damaged.
+        DataError: One is missing or damaged.
     """
     index = folder / "model.safetensors.index.json"
-    names = set(read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
-    weights: dict[str, Tensor] = {}
-    for name in sorted(names):
-        if Path(name).name != name or not (folder / name).is_file():
-            raise DataError(f"{folder}: the shard {name} is missing; copy the whole folder again")
+    try:
+        names = set(read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{index}: not an index of shards ({error!r}); copy it again") from error
+    paths = [folder / str(name) for name in sorted(names, key=str)]
+    for path in paths:
+        if path.parent != folder or not path.is_file():
+            raise DataError(f"{folder}: the shard {path.name} is missing; copy the whole folder again")
         try:
-            weights |= load_file(folder / name)
+            safe_open(path, "pt")
         except (SafetensorError, OSError) as error:
-            raise DataError(f"{folder / name} is damaged ({error}); copy it again") from error
-    return weights
+            raise DataError(f"{path} is damaged ({error}); copy it again") from error
+    return paths
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a file; raises DataError where it is damaged."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path} is damaged ({error}); copy it again") from error
 
 
 def cache_folder() -> Path:

@@ -1,7 +1,8 @@
 """Rows for training: the answers to a prompt share it, so it is computed once, and short texts share a row.
 
 A row is a sequence of trees. A tree is a prompt followed by some of its answers; an answer attends to the prompt and to
-itself, and its positions go on where the prompt ends, so each is computed as if it stood alone. The last token of an
+itself, and its positions go on where the prompt ends, so each is computed as if it stood alone. What all prompts of a
+row begin with, such as worked examples, is its trunk: it comes first, once, and all attend to it. The last token of an
 answer is no input, because nothing is predicted from it.
 """
 
@@ -9,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+TRUNK = -2  # in place of a tree's number; -1 is padding
+WORTH_SHARING = 16  # tokens: a shorter trunk is computed with each prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +55,18 @@ class Rows:
 
 
 def pack(pieces: Sequence[Piece], capacity: int) -> list[list[Piece]]:
-    """Deals answers out to rows of about ``capacity`` tokens; longer ones have a row of their own.
+    """Deals answers out to rows of about ``capacity`` tokens besides the trunk; longer ones have a row of their own.
 
     Answers to a prompt stay together as far as they fit. The result depends on nothing but the arguments.
     """
     rows: list[list[Piece]] = []
-    room, group = 0, None
+    room, group, shared = 0, None, trunk(pieces)
     for piece in sorted(pieces, key=lambda piece: (piece.group, piece.index)):
         own = len(piece.answer) - 1
-        cost = own + (len(piece.prompt) if piece.group != group else 0)
+        cost = own + (len(piece.prompt) - shared if piece.group != group else 0)
         if not rows or cost > room:
             rows.append([])
-            room, cost = capacity, own + len(piece.prompt)
+            room, cost = capacity, own + len(piece.prompt) - shared
         rows[-1].append(piece)
         room, group = room - cost, piece.group
     return rows
@@ -70,19 +75,50 @@ def pack(pieces: Sequence[Piece], capacity: int) -> list[list[Piece]]:
 def micro_batches(rows: Sequence[list[Piece]], max_tokens: int) -> list[list[list[Piece]]]:
     """Puts rows of similar length together, at most ``max_tokens`` with padding, at least one row each."""
     batches: list[list[list[Piece]]] = []
-    longest = 0
-    for row in sorted(rows, key=row_length, reverse=True):
+    longest, lengths = 0, [row_length(row) for row in rows]
+    for index in sorted(range(len(rows)), key=lambda index: -lengths[index]):
         if not batches or (len(batches[-1]) + 1) * longest > max_tokens:
             batches.append([])
-            longest = row_length(row)
-        batches[-1].append(row)
+            longest = lengths[index]
+        batches[-1].append(rows[index])
     return batches
+
+
+def best_rows(pieces: Sequence[Piece], max_tokens: int, width: int) -> list[list[Piece]]:
+    """Returns `pack` at the capacity that costs least: in padding, prompts computed again, and attention.
+
+    Args:
+        pieces: The answers.
+        max_tokens: Of a micro-batch.
+        width: The model's hidden size, on which the share of attention depends.
+    """
+
+    def cost(rows: list[list[Piece]]) -> float:
+        sizes = [(len(batch), row_length(batch[0])) for batch in micro_batches(rows, max_tokens)]
+        return sum(number * length * (1 + length / (2 * width)) for number, length in sizes)
+
+    trees: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        trees.setdefault(piece.group, []).append(piece)
+    longest = max(map(row_length, trees.values()), default=1)
+    capacities = [longest // part for part in (8, 4, 3, 2)] + [longest * number for number in (1, 2, 3, 4)]
+    return min((pack(pieces, min(capacity, max_tokens)) for capacity in capacities), key=cost)
+
+
+def trunk(row: Sequence[Piece]) -> int:
+    """Number of tokens with which all prompts begin, less than any has; 0 for a single prompt or if it is small."""
+    prompts = {piece.group: piece.prompt for piece in row}
+    if len(prompts) < 2:
+        return 0
+    shared = len(commonprefix([list(prompt[:-1]) for prompt in prompts.values()]))
+    return shared if shared >= WORTH_SHARING else 0
 
 
 def row_length(row: Sequence[Piece]) -> int:
     """Tokens of a row."""
-    prompts = {piece.group: len(piece.prompt) for piece in row}
-    return sum(prompts.values()) + sum(len(piece.answer) - 1 for piece in row)
+    shared = trunk(row)
+    prompts = {piece.group: len(piece.prompt) - shared for piece in row}
+    return shared + sum(prompts.values()) + sum(len(piece.answer) - 1 for piece in row)
 
 
 def build(rows: Sequence[Sequence[Piece]]) -> Rows:
@@ -93,11 +129,15 @@ def build(rows: Sequence[Sequence[Piece]]) -> Rows:
     trees, branches = np.full(shape, -1), np.zeros(shape, np.int64)
     source: list[NDArray[np.int64]] = []
     for number, row in enumerate(rows):
-        at, group, prompt_end = 0, None, 0
+        at = shared = trunk(row)
+        group, prompt_end = None, 0
+        tokens[number, :at], positions[number, :at] = row[0].prompt[:at], np.arange(at)
+        trees[number, :at] = TRUNK
         for branch, piece in enumerate(row, 1):
             if piece.group != group:
-                end = at + len(piece.prompt)
-                tokens[number, at:end], positions[number, at:end] = piece.prompt, np.arange(len(piece.prompt))
+                end = at + len(piece.prompt) - shared
+                tokens[number, at:end] = piece.prompt[shared:]
+                positions[number, at:end] = np.arange(shared, len(piece.prompt))
                 trees[number, at:end], group, prompt_end, at = piece.group, piece.group, end, end
             size = len(piece.answer) - 1
             end, first = at + size, len(piece.prompt)
@@ -106,7 +146,7 @@ def build(rows: Sequence[Sequence[Piece]]) -> Rows:
             places = np.concatenate([[prompt_end - 1], np.arange(at, end)]) + number * length
             source.append(places)
             at = end
-    same = trees[:, :, None] == trees[:, None, :]
+    same = (trees[:, :, None] == trees[:, None, :]) | (trees[:, None, :] == TRUNK)
     own = (branches[:, None, :] == 0) | (branches[:, :, None] == branches[:, None, :])
     order = np.arange(length)
     allowed = same & own & (order[:, None] >= order[None, :])

@@ -41,7 +41,9 @@ class Verdict:
 
 Rule = Callable[[str, str, Mapping[str, Any]], Verdict]
 
-INVALID = "[INVALID]"
+INVALID, NO_NUMBER, NO_EXPRESSION = "[INVALID]", "no number", "no expression"
+UNREADABLE = (INVALID, NO_NUMBER, NO_EXPRESSION)
+"""Notes of verdicts on texts in which no answer was found."""
 ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 LOOSE_ANSWER_LINE = re.compile(r"answer[*_]*\s*:\s*([^\n]+)", re.IGNORECASE)
 STOP_TOKENS = re.compile(r"<\|[\w ]{1,40}\|>|</s>|<eos>|<end_of_turn>")
@@ -139,7 +141,7 @@ def number(text: str, answer: str, extra: Mapping[str, Any]) -> Verdict:
     """
     said, wanted = _number(text), _number(answer)
     want = value(wanted)
-    return _found(want is not None and value(said) == want, said or "no number")
+    return _found(want is not None and value(said) == want, said or NO_NUMBER)
 
 
 def _number(text: str) -> str:
@@ -217,7 +219,7 @@ def math_verify(text: str, answer: str, extra: Mapping[str, Any]) -> Verdict:
     found = package.parse(text, parsing_timeout=None, raise_on_error=True)
     right = package.verify(gold, found, timeout_seconds=None, raise_on_error=True)
     read = [part for part in found if isinstance(part, str)]  # an expression may take forever to print
-    return _found(right, read[-1] if read else "no expression")
+    return _found(right, read[-1] if read else NO_EXPRESSION)
 
 
 def gym(text: str, answer: str, extra: Mapping[str, Any]) -> Verdict:
@@ -309,4 +311,4 @@ def _import(module: str, package: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise missing_extra(package, "llm", purpose) from error
+        raise missing_extra(package, "gym" if package == "reasoning-gym" else "llm", purpose) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from sextet.core.errors import DivergenceError
 from sextet.core.seeding import numpy_rng
 
 PREFILL_TOKENS = 8192
+WORTH_SHARING = 16  # tokens with which all prompts of a batch begin: the system's message, worked examples
 Poll = Callable[[], None]
 
 
@@ -83,64 +85,71 @@ class _Slots:
         self.count[row], self.uniform[row, : len(uniform)] = 0, uniform
         self.active += 1
 
-    def move(self, source: int, target: int) -> None:
-        """Copies a row over another."""
+    def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """Copies rows over others."""
         for table in (
             self.request, self.number, self.room, self.count, self.length, self.uniform, self.tokens, self.logp,
         ):  # fmt: skip
-            table[target] = table[source]
+            table[targets] = table[sources]
 
 
 class _Keys:
-    """Keys and values of what is in the slots."""
+    """Keys and values of what is in the slots; no text gets longer than ``longest``."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.store: list[Tensor] = []  # per layer (2, capacity, kv heads, room, D)
+    def __init__(self, capacity: int, longest: int) -> None:
+        self.capacity, self.longest = capacity, longest
+        self.store: list[Tensor] = []  # per layer (capacity, room, 2, kv heads, D)
         self.active = self.length = 0
         self.places = self.rows = torch.empty(0, dtype=torch.long)
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Writes the newest token of each active slot at its place; returns all up to ``length``."""
         store = self.store[layer]
-        store[0][self.rows, :, self.places] = keys[:, :, 0]
-        store[1][self.rows, :, self.places] = values[:, :, 0]
-        return store[0, : self.active, :, : self.length], store[1, : self.active, :, : self.length]
+        store[self.rows, self.places] = torch.stack((keys[:, :, 0], values[:, :, 0]), 1)
+        kept = store[: self.active, : self.length].transpose(1, 3)
+        return kept[:, :, 0], kept[:, :, 1]
 
     def put(self, places: list[int], prefix: Prefix, rows: list[int]) -> None:
         """Copies prefilled texts into slots."""
         length = prefix.layers[0].shape[3]
         self.reserve(length + 1, prefix.layers)
         for store, part in zip(self.store, prefix.layers, strict=True):
-            store[:, places, :, :length] = part[:, rows]
+            store[places, :length] = part.permute(1, 3, 0, 2, 4)[rows]
 
     def reserve(self, length: int, like: list[Tensor]) -> None:
         """Makes room for ``length`` tokens, and half as many more where there was none."""
-        if self.store and self.store[0].shape[3] >= length:
+        if self.store and self.store[0].shape[1] >= length:
             return
-        old, room = self.store, max(length * 3 // 2, 32)
-        self.store = [part.new_zeros(2, self.capacity, part.shape[2], room, part.shape[4]) for part in like]
+        old, room = self.store, max(length, min(max(length * 3 // 2, 128), self.longest))
+        shape = old[0].shape[2:] if old else (2, *like[0].shape[2::2])
+        self.store = [part.new_zeros(self.capacity, room, *shape) for part in like]
         for store, before in zip(self.store, old, strict=bool(old)):
-            store[:, :, :, : before.shape[3]] = before
+            store[:, : before.shape[1]] = before
 
-    def move(self, source: int, target: int) -> None:
-        """Copies a slot over another."""
+    def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """Copies slots over others."""
         for store in self.store:
-            store[:, target] = store[:, source]
+            store[targets] = store[sources]
 
 
 class Prefix:
-    """Keys and values per layer, (2, B, kv heads, L, D), of prefilled texts, and the last state (B, H) of each."""
+    """Keys and values per layer, (2, B, kv heads, L, D), of prefilled texts, and the last state (B, H) of each.
 
-    def __init__(self) -> None:
+    ``start`` is of what all texts begin with, and was computed before.
+    """
+
+    def __init__(self, start: Prefix | None = None) -> None:
+        self.start = [] if start is None else start.layers
         self.layers: list[Tensor] = []
         self.states = torch.empty(0)
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps those of a layer."""
-        del layer
-        self.layers.append(torch.stack((keys, values)))
-        return keys, values
+        both = torch.stack((keys, values))
+        if self.start:
+            both = torch.cat((self.start[layer].expand(-1, len(keys), -1, -1, -1), both), 3)
+        self.layers.append(both)
+        return both[0], both[1]
 
 
 Context = tuple[int, int]
@@ -181,7 +190,8 @@ class Engine:
             if number not in answers[index]
         )
         capacity = min(self.capacity, max(1, len(waiting)))
-        slots, keys = _Slots(capacity, limits.max_tokens), _Keys(capacity)
+        longest = max((len(request.prompt) for request in requests), default=0) + limits.max_tokens
+        slots, keys = _Slots(capacity, limits.max_tokens), _Keys(capacity, longest)
         ready: dict[Context, tuple[Prefix, int]] = {}
         while waiting or slots.active:
             poll()
@@ -232,12 +242,22 @@ class Engine:
             del ready[context]
 
     def _prefill(self, texts: Sequence[Sequence[int]]) -> Prefix:
-        """Computes texts, padded on the right."""
+        """Computes texts: first what all of them begin with, once, then the rest, padded on the right."""
+        common = len(commonprefix([list(text[:-1]) for text in texts])) if len(texts) > 1 else 0
+        start = None
+        if common >= WORTH_SHARING:
+            start = self._computed([texts[0][:common]], None, 0)
+        else:
+            common = 0
+        return self._computed([text[common:] for text in texts], start, common)
+
+    def _computed(self, texts: Sequence[Sequence[int]], start: Prefix | None, begun: int) -> Prefix:
+        """Computes texts that go on after ``begun`` tokens of ``start``."""
         longest = max(map(len, texts))
         tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=self.device)
-        positions = torch.arange(longest, device=self.device).expand(len(texts), -1)
-        mask = torch.full((longest, longest), -torch.inf, device=self.device).triu(1)[None, None]
-        prefix = Prefix()
+        positions = torch.arange(begun, begun + longest, device=self.device).expand(len(texts), -1)
+        mask = torch.full((longest, begun + longest), -torch.inf, device=self.device).triu(1 + begun)[None, None]
+        prefix = Prefix(start)
         hidden = self.model(tokens, positions, mask, prefix)
         ends = torch.tensor([len(text) - 1 for text in texts], device=self.device)
         prefix.states = hidden[torch.arange(len(texts), device=self.device), ends]
@@ -277,7 +297,8 @@ class Engine:
         """Takes answers that have ended out of their slots, and closes the gaps."""
         rows, count = np.arange(slots.active), slots.count[: slots.active]
         stopped = np.isin(slots.tokens[rows, count - 1], list(limits.stop))
-        for row in np.flatnonzero(stopped | (count >= slots.room[: slots.active]))[::-1].tolist():
+        ended = stopped | (count >= slots.room[: slots.active])
+        for row in np.flatnonzero(ended).tolist():
             index, number, new = int(slots.request[row]), int(slots.number[row]), int(count[row])
             begun = requests[index].begun.get(number, NOTHING)
             answers[index][number] = Answer(
@@ -286,10 +307,12 @@ class Engine:
                 versions=begun.versions + [self.version] * new,
                 stopped=bool(stopped[row]),
             )
-            slots.active -= 1
-            if row < slots.active:
-                slots.move(slots.active, row)
-                keys.move(slots.active, row)
+        slots.active -= int(ended.sum())
+        gaps = np.flatnonzero(ended[: slots.active])
+        if len(gaps):
+            last = slots.active + np.flatnonzero(~ended[slots.active :])
+            slots.move(last, gaps)
+            keys.move(last, gaps)
 
 
 def draw(logits: Tensor, uniform: Tensor, top_p: float = 1.0) -> tuple[Tensor, Tensor]:

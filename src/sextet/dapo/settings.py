@@ -4,6 +4,7 @@ verl where the paper gives none or another; everything else is our choice. A fie
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -28,9 +29,15 @@ METHODS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What each method puts in the fields that are left to it. The bounds of GSPO and CISPO are our choice."""
 
-
 ABLATED = ("table", "hard_table", "chain", "addition")
 """Tasks of the ablation."""
+
+
+def at_least(part: object, place: str, **bounds: float) -> None:
+    """Raises UsageError for a field under its bound; None is allowed."""
+    for name, least in bounds.items():
+        value = getattr(part, name)
+        require(value is None or value >= least, f"{place}.{name}".lstrip("."), value, f"{least} or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +79,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         """Checks bounds."""
-        for name in ("clip_low", "clip_high", "dual_clip", "kl", "overlong_punishment"):
-            value = getattr(self, name)
-            require(value is None or value >= 0, f"loss.{name}", value, "0 or more, or None for the method's value")
+        at_least(self, "loss", clip_low=0, clip_high=0, dual_clip=0, kl=0, overlong_punishment=0)
         require(self.importance_cap >= 1, "loss.importance_cap", self.importance_cap, "1 or more")
         require(self.dual_clip is None or self.dual_clip == 0 or self.dual_clip > 1, "loss.dual_clip", self.dual_clip,
                 "0 (off) or above 1")  # fmt: skip
@@ -114,12 +119,10 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         """Checks counts."""
-        for name in ("prompts", "answers", "max_tokens", "max_empty"):
-            require(getattr(self, name) >= 1, f"sampling.{name}", getattr(self, name), "1 or more")
+        at_least(self, "sampling", prompts=1, answers=1, max_tokens=1, max_rounds=0, max_empty=1, curriculum=0)
         require(self.candidates == 0 or self.candidates >= 1, "sampling.candidates", self.candidates, "0, or 1 or more")
         require(self.temperature > 0, "sampling.temperature", self.temperature, "above 0: training needs chance")
         require(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "above 0, at most 1")
-        require(self.curriculum >= 0, "sampling.curriculum", self.curriculum, "0 or more")
         require(0 <= self.cache_tokens <= self.max_tokens, "sampling.cache_tokens", self.cache_tokens,
                 f"0 to max_tokens = {self.max_tokens}")  # fmt: skip
 
@@ -153,9 +156,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         """Checks counts."""
-        for name in ("steps", "minibatches", "passes", "micro_tokens", "max_bad"):
-            require(getattr(self, name) >= 1, f"optim.{name}", getattr(self, name), "1 or more")
-        require(self.warmup >= 0, "optim.warmup", self.warmup, "0 or more")
+        at_least(self, "optim", steps=1, warmup=0, minibatches=1, passes=1, micro_tokens=1, max_bad=1)
         require(self.learning_rate > 0, "optim.learning_rate", self.learning_rate, "above 0")
 
 
@@ -181,33 +182,42 @@ class ModelConfig:
     lora_alpha: int = 16
     """Their scale times the rank."""
 
+    def __post_init__(self) -> None:
+        """Checks sizes."""
+        at_least(self, "model", width=2, layers=1, heads=1, warm_steps=0, lora_rank=0)
+        require(self.width % (2 * self.heads) == 0, "model.width", self.width,
+                f"a multiple of twice the heads = {2 * self.heads}")  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
     """Prompts and rewards."""
 
     name: str = "table"
-    """table, hard_table, chain, addition (built in), gym:NAME (of reasoning-gym), gsm8k, math, or file."""
+    """table, hard_table, chain, addition (built in), gsm8k, math, file, or gym:NAME of reasoning-gym, with settings of
+    its generator if need be: gym:chain_sum?max_terms=3&max_digits=2."""
     train: str = ""
-    """file, gsm8k, math: the prompts, .jsonl, .parquet or a folder of Hugging Face datasets."""
+    """file, gsm8k, math: the prompts, .jsonl, .json, .parquet, a folder of Parquet files or of a saved Hugging Face
+    dataset, or a known set: gsm8k_train, gsm8k_test, math500, aime24, amc23, svamp, aime-2024."""
     test: str = ""
-    """The same for the evaluation; empty: problems held out of `train`."""
+    """The same for the evaluation; empty: problems held out of `train`, for gsm8k its own test."""
     prompt_field: str = "prompt"
     """file: field of the prompt, a text or a list of chat messages."""
     answer_field: str = "answer"
     """file: field of the right answer; with dots for nested ones (DAPO-Math-17k: reward_model.ground_truth)."""
     reward: str = ""
-    """dapo (its exact rule), robust, number, exact, math-verify, or your own module:function; empty: the task's."""
-    template: Literal["", "dapo", "plain"] = ""
-    """Text around the problem: DAPO's, none, or the task's own."""
+    """dapo (its exact rule), dapo-strict-box, robust, number, exact, after-hash, math-verify, gym, or your own
+    module:function; empty: the task's."""
+    template: Literal["", "dapo", "gsm8k", "plain"] = ""
+    """Text around the problem: DAPO's, that which asks for a number after ####, none, or empty: the task's own."""
     chat: bool = True
     """Put prompts into the chat template of the tokenizer, if it has one."""
     system: str = ""
     """System message of the chat."""
-    shots: int = 3
-    """addition: worked examples before the question."""
+    shots: int = 0
+    """addition, gym: worked examples before the question."""
     size: int = 0
-    """Number of training problems of a generated task; 0: the task's own."""
+    """Number of training problems of a generated task, those of reasoning-gym included; 0: the task's own."""
     max_prompt_tokens: int = 512
     """Longer prompts are left out and counted (script: 2048, cut on the left)."""
     held_out: int = 128
@@ -220,6 +230,12 @@ class TaskConfig:
     """Processes that give verdicts."""
     failed_reward: float = -1.0
     """Reward of an answer whose verdict failed; its group is told apart from right and wrong ones in the logs."""
+
+    def __post_init__(self) -> None:
+        """Checks numbers."""
+        at_least(self, "task", shots=0, size=0, max_prompt_tokens=1, held_out=1, reward_mb=64, reward_workers=1)
+        require(self.reward_seconds > 0, "task.reward_seconds", self.reward_seconds, "above 0")
+        require(math.isfinite(self.failed_reward), "task.failed_reward", self.failed_reward, "a finite number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +255,7 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         """Checks counts."""
-        for name, least in (("slots", 1), ("tasks", 1), ("staleness", 0), ("slice_tokens", 0)):
-            require(getattr(self, name) >= least, f"rollout.{name}", getattr(self, name), f"{least} or more")
+        at_least(self, "rollout", slots=1, tasks=1, staleness=0, slice_tokens=0)
         require(self.staleness > 0 or self.slice_tokens == 0, "rollout.slice_tokens", self.slice_tokens,
                 "0 while rollout.staleness is 0: answers that go on are one version old")  # fmt: skip
 
@@ -256,9 +271,14 @@ class EvaluationConfig:
     samples: int = 4
     """k: answers to each (DAPO: 32)."""
     temperature: float = 1.0
-    """Of sampling (DAPO: 1)."""
+    """Of sampling (DAPO: 1); 0: always the likeliest token."""
     top_p: float = 0.7
     """Of sampling (DAPO: 0.7)."""
+
+    def __post_init__(self) -> None:
+        """Checks numbers."""
+        at_least(self, "evaluation", every=0, problems=1, samples=1, temperature=0)
+        require(0 < self.top_p <= 1, "evaluation.top_p", self.top_p, "above 0, at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +337,8 @@ class Config(RunConfig):
     def __post_init__(self) -> None:
         """Checks what depends on several fields."""
         super().__post_init__()
-        require(self.num_seeds >= 1, "num_seeds", self.num_seeds, "1 or more")
+        at_least(self, "", num_seeds=1, samples_kept=0)
+        require(self.precision != "fp16", "precision", self.precision, "auto, fp32 or bf16: fp16 loses small gradients")
         if self.method == "ablate":
             for name in self.tasks:
                 if name not in ABLATED:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sextet.core.config import require
 from sextet.core.errors import UsageError, unknown
 from sextet.core.seeding import numpy_rng
 from sextet.dapo.settings import TaskConfig
@@ -43,7 +44,7 @@ class Task:
     test: Sequence[Problem]
     reward: str
     stop: tuple[str, ...] = ()
-    """Texts of one token that end an answer, besides the tokenizer's end."""
+    """Texts of one token that end an answer, besides the tokenizer's end; see `stops`."""
     characters: str = ""
     """Of a tiny model's texts."""
     lesson: Callable[[np.random.Generator], Sequence[Example]] | None = None
@@ -55,6 +56,7 @@ class Task:
 def table(config: TaskConfig, seed: int, *, keys: int = 200, hard: float = 0.25, right: float = 0.12) -> Task:
     """The recall table; ``right`` is the probability of the right value of a hard key after the supervised start."""
     rng, number = numpy_rng(seed, "data", "table"), config.size or keys
+    require(number <= 1000, "task.size", number, "1000 or less: keys have three digits")
     names = rng.choice(1000, number, replace=False)
     values = rng.integers(0, 100, (number, 4))
     values[:, 1:] = (values[:, :1] + rng.integers(1, 100, (number, 3))) % 100  # three wrong ones
@@ -113,6 +115,13 @@ def addition(config: TaskConfig, seed: int) -> Task:
     """Sums of two numbers from 10 to 49 after worked examples."""
     rng = numpy_rng(seed, "data", "addition")
     pairs = rng.permutation(1600)
+    least = config.shots + config.held_out
+    require(
+        least < len(pairs),
+        "task.held_out",
+        config.held_out,
+        f"under {len(pairs) - config.shots}: so many sums are there",
+    )
     shots = [divmod(int(pair), 40) for pair in pairs[: config.shots]]
     before = "".join(f"{a + 10}+{b + 10}={a + b + 20}\n" for a, b in shots)
 
@@ -125,7 +134,7 @@ def addition(config: TaskConfig, seed: int) -> Task:
     train = rest[config.held_out :][: config.size or None]
     return Task(
         train=[problem(int(pair)) for pair in train], test=[problem(int(pair)) for pair in held], reward="exact",
-        stop=("\n",), characters="0123456789+=\n",
+        characters="0123456789+=\n",
     )  # fmt: skip
 
 
@@ -134,8 +143,10 @@ BUILT_IN: dict[str, Callable[[TaskConfig, int], Task]] = {
 }  # fmt: skip
 
 
-def load_task(config: TaskConfig, seed: int) -> Task:
+def load_task(config: TaskConfig, seed: int, *, test_only: bool = False) -> Task:
     """Returns the task of the settings; a generated one depends on nothing but settings and seed.
+
+    With ``test_only`` and a test of its own, the problems to train on are not read, and need not be there.
 
     Raises:
         UsageError: Unknown name. DataError: Files that cannot be used.
@@ -145,7 +156,13 @@ def load_task(config: TaskConfig, seed: int) -> Task:
     elif config.name in ("gsm8k", "math", "file") or config.name.startswith("gym:"):
         from sextet.dapo.sources import file_task, gym_task
 
-        task = (gym_task if config.name.startswith("gym:") else file_task)(config, seed)
+        gym = config.name.startswith("gym:")
+        task = gym_task(config, seed) if gym else file_task(config, seed, test_only=test_only)
     else:
         raise UsageError(unknown("task", config.name, [*BUILT_IN, "gsm8k", "math", "file", "gym:NAME"]))
-    return replace(task, reward=config.reward or task.reward)
+    return replace(task, reward=config.reward or task.reward, stop=stops(config))
+
+
+def stops(config: TaskConfig) -> tuple[str, ...]:
+    """Texts that end an answer besides the tokenizer's end: the line where the worked examples are lines."""
+    return ("\n",) if config.name == "addition" or (config.shots and config.name.startswith("gym:")) else ()

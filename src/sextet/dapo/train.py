@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,13 +18,13 @@ import torch
 from safetensors.torch import load_file
 
 from sextet.core.device import Device, pick_device
-from sextet.core.errors import DataError, SextetError
+from sextet.core.errors import DataError, SextetError, UsageError
 from sextet.core.run import Run
 from sextet.dapo.evaluate import Reader, by_kind, right_probability, test
 from sextet.dapo.generators import Pool
 from sextet.dapo.groups import Collector, Group
 from sextet.dapo.learner import Learner, samples_of
-from sextet.dapo.lesson import teach
+from sextet.dapo.lesson import NO_LESSON, teach
 from sextet.dapo.model import (
     Language,
     add_adapters,
@@ -34,6 +35,7 @@ from sextet.dapo.model import (
     write_about,
 )
 from sextet.dapo.ranks import Trained, from_main, whole
+from sextet.dapo.rewards import UNREADABLE
 from sextet.dapo.rollout import Limits
 from sextet.dapo.samples import write_samples
 from sextet.dapo.settings import Config, resolve
@@ -48,13 +50,28 @@ class Stalled(SextetError):  # noqa: N818 - says what happened
 
 
 def check(config: Config) -> None:
-    """Raises what would stop the training later, before anything is written: files, packages, the device."""
-    pick_device(config.device)
+    """Raises what would stop the training later, before anything is written: files, packages, device, reward."""
+    place = pick_device(config.device)
+    if config.precision == "bf16" and not has_bf16(place):
+        raise UsageError(f"precision = 'bf16': {place} has no instructions for it; set --precision fp32")
     if config.method == "ablate":
+        if "addition" in config.tasks:
+            model_folder("smollm2")
         return
-    load_task(config.task, config.seed)
+    task = load_task(config.task, config.seed)
+    Verifier.of(task.reward, config.task).close()
     if config.model.source != "tiny":
         model_folder(config.model.source)
+    elif task.lesson is None:
+        raise UsageError(NO_LESSON)
+
+
+def has_bf16(place: torch.device) -> bool:
+    """Whether a device computes in bf16; one that only emulates it is slower than in fp32."""
+    if place.type == "cuda":
+        return torch.cuda.get_device_capability(place) >= (8, 0)
+    known = torch.cpu.get_capabilities() if place.type == "cpu" and hasattr(torch.cpu, "get_capabilities") else {}
+    return not known or any(there for name, there in known.items() if "bf16" in name)
 
 
 def train(config: Config, run: Run, start: Path | None = None) -> None:
@@ -84,7 +101,7 @@ def train(config: Config, run: Run, start: Path | None = None) -> None:
     reader = Reader.of(language.tokenizer, config.task, task)
     problems, prompts = fitting(task.train, reader, config, run)
     device = Device(config.device, config.precision, threads=config.threads, world=run.world)
-    learner, sampling, settings = Learner(language.model, config, device), config.sampling, config.task
+    learner, sampling = Learner(language.model, config, device), config.sampling
     limits = Limits(
         max_tokens=sampling.max_tokens, stop=reader.stop, temperature=sampling.temperature, top_p=sampling.top_p,
         seed=run.key("rollout"), slice_tokens=config.rollout.slice_tokens,
@@ -92,12 +109,7 @@ def train(config: Config, run: Run, start: Path | None = None) -> None:
     with ExitStack() as stack:
         verifier = pool = None
         if run.world.is_main:  # it drives generators and verifiers; the others only learn
-            verifier = stack.enter_context(
-                Verifier(
-                    task.reward, seconds=settings.reward_seconds, megabytes=settings.reward_mb,
-                    workers=settings.reward_workers, failed_reward=settings.failed_reward,
-                )
-            )  # fmt: skip
+            verifier = stack.enter_context(Verifier.of(task.reward, config.task))
             pool = stack.enter_context(Pool(config, language))
         collector = Collector(
             sampling, problems, prompts, pool, verifier, limits, seed=run.key("data"), ahead=config.rollout.staleness
@@ -125,19 +137,25 @@ def train(config: Config, run: Run, start: Path | None = None) -> None:
         for step in run.steps(config.optim.steps):
             started = time.perf_counter()
             publish(step)
+            published = time.perf_counter()
             if step == 0 or run.every(config.evaluation.every):
                 tested(step)
             began, cpu = time.perf_counter(), time.process_time()
+            judging = verifier.spent if verifier is not None else 0.0
             groups, seen, counts = from_main(run.world, lambda: collector.collect(step, run, reader.decode))  # noqa: B023
             generated = time.perf_counter()
             samples, logs = samples_of(groups, config) if groups else ([], {})
             if samples:
                 logs |= learner.update(samples, run)
+            judging = (verifier.spent if verifier is not None else 0.0) - judging
             times = {
-                "time/test": began - started,
+                "time/publish": published - started,
+                "time/test": began - published,
                 "time/collect": generated - began,
+                "time/verdicts": judging,
                 "time/update": time.perf_counter() - generated,
                 "time/cpu": time.process_time() - cpu,
+                "time/tokens_per_second": counts.get("tokens", 0.0) / max(generated - began - judging, 1e-9),
             }
             run.log({**group_logs(seen, counts, step), **logs, **times, "groups/trained": float(len(groups))})
             if run.world.is_main:
@@ -209,12 +227,16 @@ def watch_empty(collector: Collector, trained: bool, counts: dict[str, float], m
     collector.empty = 0 if trained else collector.empty + 1
     if trained:
         return
-    tally = ", ".join(f"{counts.get(kind, 0):.0f} {kind}" for kind in ("right", "wrong", "failed"))
-    run.say(f"step {run.step}: no group with a spread (all {tally}); nothing to learn from")
+    right, wrong, failed = (counts.get(kind, 0) for kind in ("right", "wrong", "failed"))
+    tally = f"{right:.0f} right, {wrong:.0f} wrong, {failed:.0f} failed"
+    text = f"step {run.step}: no group with a spread (all {tally}); nothing to learn from"
+    run.say(text)
+    run.event("warning", text=text)
     if collector.empty >= most:
-        easy, hard = counts.get("right", 0) > counts.get("wrong", 0), counts.get("failed", 0) > 0
-        advice = "the verifier fails: see `failure` in the samples" if hard else "give harder problems" if easy else (
-            "give easier problems, a better starting model, or longer answers (sampling.max_tokens)"
+        advice = (
+            "the verifier fails: see `failure` in the samples" if failed >= max(right, wrong, 1)
+            else "give harder problems" if right > wrong
+            else "give easier problems, a better starting model, or longer answers (sampling.max_tokens)"
         )  # fmt: skip
         raise Stalled(f"no group had a spread in {collector.empty} steps in a row (the last: all {tally}); {advice}")
 
@@ -228,13 +250,21 @@ def group_logs(seen: Sequence[Group], counts: dict[str, float], step: int) -> di
     verdicts = [verdict for group in seen for verdict in group.verdicts]
     lengths = np.array([len(answer.tokens) for answer in answers])
     ages = np.array([step - version for answer in answers for version in answer.versions])
-    return logs | {
-        "answers/accuracy": float(np.mean([bool(verdict.right) for verdict in verdicts])),
-        "answers/score": float(np.mean([verdict.score for verdict in verdicts])),
-        "answers/length": float(lengths.mean()),
-        "answers/length_min": float(lengths.min()),
-        "answers/length_max": float(lengths.max()),
-        "answers/truncated": float(np.mean([not answer.stopped for answer in answers])),
-        "async/staleness": float(ages.mean()),
-        "async/staleness_max": float(ages.max()),
-    }
+    failures = Counter(f"failures/{verdict.failure}" for verdict in verdicts if verdict.failure)
+    return (
+        logs
+        | dict(failures)
+        | {
+            "groups/judged": float(len(seen)),
+            "answers/number": float(len(answers)),
+            "answers/accuracy": float(np.mean([bool(verdict.right) for verdict in verdicts])),
+            "answers/score": float(np.mean([verdict.score for verdict in verdicts])),
+            "answers/length": float(lengths.mean()),
+            "answers/length_min": float(lengths.min()),
+            "answers/length_max": float(lengths.max()),
+            "answers/unreadable": float(np.mean([verdict.note in UNREADABLE for verdict in verdicts])),
+            "answers/truncated": float(np.mean([not answer.stopped for answer in answers])),
+            "async/staleness": float(ages.mean()),
+            "async/staleness_max": float(ages.max()),
+        }
+    )

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from sextet.core.errors import DataError, UsageError
 from sextet.dapo.rewards import Verdict, check_name
+from sextet.dapo.settings import TaskConfig
 
 BOOT_SECONDS = 60.0
 """Longest time of a process to import its reward."""
@@ -98,7 +99,8 @@ class Verifier:
         workers: Number of processes.
         failed_reward: Score of an answer whose verdict failed.
 
-    ``counts`` holds the number of failures of each kind: timeout, memory, error, died, nan.
+    ``counts`` holds the number of failures of each kind: timeout, memory, error, died, nan; ``spent`` the seconds that
+    verdicts took. An answer whose process dies is judged once more, in case something else had killed it.
 
     Raises:
         UsageError: There is no such reward, or it cannot be imported.
@@ -112,12 +114,22 @@ class Verifier:
         self.reward, self.seconds, self.megabytes, self.workers = reward, seconds, megabytes, workers
         self.failed_reward = failed_reward
         self.counts: Counter[str] = Counter()
+        self.spent = 0.0
         self._pool: list[_Process] = []
         self._selector = selectors.DefaultSelector()
         self._failed_boots = 0
         self._found: dict[int, Verdict] = {}
         self._waiting: deque[int] = deque()
+        self._again: set[int] = set()
         self._start()
+
+    @classmethod
+    def of(cls, reward: str, settings: TaskConfig) -> Self:
+        """Returns one with the limits of the settings."""
+        return cls(
+            reward, seconds=settings.reward_seconds, megabytes=settings.reward_mb, workers=settings.reward_workers,
+            failed_reward=settings.failed_reward,
+        )  # fmt: skip
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
         """Returns a verdict for each (answer, right answer, extra), in their order.
@@ -126,8 +138,9 @@ class Verifier:
             UsageError: The reward cannot be imported any more.
             DataError: Its processes cannot be started.
         """
+        started = time.monotonic()
         self._start()
-        self._found, self._waiting = {}, deque(range(len(items)))
+        self._found, self._waiting, self._again = {}, deque(range(len(items))), set()
         share = min(BATCH, -(-len(items) // (4 * self.workers)))
         try:
             while len(self._found) < len(items):
@@ -139,6 +152,7 @@ class Verifier:
         except BaseException:
             self.close()  # answers on their way would be taken for those of the next call
             raise
+        self.spent += time.monotonic() - started
         return [self._found[number] for number in range(len(items))]
 
     def close(self) -> None:
@@ -225,7 +239,7 @@ class Verifier:
                 process.spent = True
 
     def _lost(self, process: _Process, failure: str, note: str) -> None:
-        """Replaces a process; the answer it was at fails, and those after it are judged by others."""
+        """Replaces a process; the answer it was at is judged again or fails, those after it are judged by others."""
         given, ready = process.given, process.ready
         self._end(process)
         if not ready:
@@ -233,7 +247,9 @@ class Verifier:
             if self._failed_boots >= MOST_BOOTS:
                 raise DataError(f'the process of the reward "{self.reward}" could not be started: {note}')
         elif given:
-            if not process.spent:
+            if failure == "died" and not process.spent and given[0] not in self._again:
+                self._again.add(given[0])
+            elif not process.spent:
                 self._found[given.popleft()] = self._failure(failure, note)
             self._waiting.extendleft(reversed(given))
         self._add()
