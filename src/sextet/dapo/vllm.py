@@ -40,8 +40,8 @@ from sextet.dapo.model import cache_folder
 from sextet.dapo.rollout import NOTHING, Answer, Limits, Request
 from sextet.dapo.settings import Config
 
-PATIENCE = 600.0
-"""Seconds that a server may be away before the run stops."""
+PATIENCE = 1800.0
+"""Seconds that a server may be away, to start again with a large model, before the run stops."""
 ATTEMPTS = 4
 """Times in a row that every answer may fail before the run stops."""
 SILENCE, TOKEN_SECONDS = 120.0, 0.5
