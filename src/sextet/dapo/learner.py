@@ -94,7 +94,7 @@ class Learner:
         self.config, self.device, optim = config, device, config.optim
         self.model = model.to(device.device)
         self.model.checkpointing = optim.checkpointing  # type: ignore[assignment]
-        self.width = int(model.head.shape[1])  # type: ignore[union-attr, arg-type, index]
+        self.width = int(model.head.shape[1])  # type: ignore[index]
         reference = copy.deepcopy(model).eval() if config.loss.kl else None
         self.scorer = Scorer(model, config.sampling.temperature)
         self.reference = None if reference is None else Scorer(reference, config.sampling.temperature)
