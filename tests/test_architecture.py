@@ -114,7 +114,7 @@ def test_no_file_is_over_400_lines(path):
 
 
 @pytest.mark.parametrize(
-    "folder, budget", [("core", 2000), ("serve", 300), ("mep", 4200), ("reid", 4200), ("dapo", 4400)]
+    "folder, budget", [("core", 2000), ("serve", 300), ("mep", 4200), ("reid", 4200), ("dapo", 4500)]
 )
 def test_folders_keep_their_budget_of_code_lines(folder, budget):
     sizes = {path.name: code_lines(path) for path in (SOURCE / folder).rglob("*.py")}

@@ -127,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
 
     export = add("export", _export, "write the model of a finished run for other programs, and check what was written")
     export.add_argument("run", type=Path)
-    export.add_argument("--format", default="onnx", help="onnx, torch or safetensors")
+    export.add_argument(
+        "--format", help="mgn, rmgl: onnx, torch or safetensors; dapo: safetensors or bf16 (default: the first)"
+    )
     export.add_argument("--out", type=Path, help="folder to write to (default: export in the run)")
 
     add("list", _list, "list recipes and presets")
@@ -359,12 +361,12 @@ def _export(options: argparse.Namespace, _: list[str]) -> Any:
 
     recipe, _config = recorded(options.run)
     try:
-        export = recipe.module("export").export
+        module = recipe.module("export")
     except UsageError as error:
         raise UsageError(
             f'recipe "{recipe.name}" has no export; its final folder is what `sextet.load` reads'
         ) from error
-    return export(options.run, options.format, options.out or options.run / "export")
+    return module.export(options.run, options.format or module.DEFAULT, options.out or options.run / "export")
 
 
 def _doctor(options: argparse.Namespace, _: list[str]) -> Any:

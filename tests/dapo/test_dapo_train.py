@@ -193,7 +193,7 @@ def test_an_ablation_trains_every_row_and_compares_them(tmp_path, monkeypatch):
         )
     assert "recall table, DAPO over GRPO, after 2 updates" in summary
     policy = sextet.load(str(tmp_path))
-    assert policy.config.method == "grpo" and policy.config.loss.aggregate == "token" and policy.config.sampling.dynamic
+    assert policy.config.method == "dapo" and policy.config.loss.aggregate == "token" and policy.config.sampling.dynamic
     changed = replace(config, evaluation=replace(config.evaluation, samples=7))
     found = evaluate(changed, tmp_path)
     assert "avg@7" in found and found["problems"] == 8, "what was changed counts for the ablation's model"

@@ -104,7 +104,8 @@ def row_config(bench: Bench, row: str, rate: float, seed: int) -> Config:
         if name == row:
             break
     optim = replace(bench.config.optim, learning_rate=rate)
-    return replace(bench.config, seed=seed, loss=loss, sampling=sampling, optim=optim)
+    bench_config = replace(bench.config, method="dapo" if row == "dapo" else "grpo")
+    return replace(bench_config, seed=seed, loss=loss, sampling=sampling, optim=optim)
 
 
 def ablate(config: Config, run: Run) -> None:

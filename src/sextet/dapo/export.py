@@ -24,6 +24,7 @@ from sextet.dapo.model import Characters, Language
 from sextet.dapo.tasks import load_task
 
 FORMATS = {"safetensors": torch.float32, "bf16": torch.bfloat16}
+DEFAULT = "safetensors"
 TOLERANCE = {"safetensors": 1e-3, "bf16": 0.5}
 """Largest difference of a log-probability between the folder and the model."""
 END = "<end>"

@@ -41,7 +41,9 @@ def write_samples(
     for sample in samples:
         trained[groups[sample.group].draw].append(sample)
     carried = [group for group in groups if all(group.draw != other.draw for other in seen)]
-    shown = sorted([*carried, *seen], key=lambda group: (group.draw not in trained, group.draw))
+    ranked = sorted([*carried, *seen], key=lambda group: (group.draw not in trained, group.draw))
+    rest = min(config.samples_kept // 4, len(ranked) - len(trained))  # all right and all wrong ones are shown too
+    shown = ranked[: min(len(trained), config.samples_kept - rest)] + ranked[len(trained) :]
     tolerance = config.sampling.tolerance
     document = {
         "step": run.step,

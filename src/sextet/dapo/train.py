@@ -54,6 +54,10 @@ def check(config: Config) -> None:
     place = pick_device(config.device)
     if config.precision == "bf16" and not has_bf16(place):
         raise UsageError(f"precision = 'bf16': {place} has no instructions for it; set --precision fp32")
+    if config.rollout.backend != "builtin":
+        from sextet.dapo.vllm import ready
+
+        ready(config)
     if config.method == "ablate":
         if "addition" in config.tasks:
             model_folder("smollm2")
@@ -97,6 +101,11 @@ def train(config: Config, run: Run, start: Path | None = None) -> None:
     for note in task.notes:
         run.say(f"data: {note}")
         run.event("warning", text=note)
+    if config.rollout.backend != "builtin" and config.loss.old == "rollout":
+        run.say(
+            "warning: another engine's log-probabilities differ from the trainer's; "
+            "set loss.old to recompute and loss.importance to truncate"
+        )
     language = begin(config, run, task, start)
     reader = Reader.of(language.tokenizer, config.task, task)
     problems, prompts = fitting(task.train, reader, config, run)
@@ -243,7 +252,8 @@ def watch_empty(collector: Collector, trained: bool, counts: dict[str, float], m
 
 def group_logs(seen: Sequence[Group], counts: dict[str, float], step: int) -> dict[str, float]:
     """What is watched of the answers of a step."""
-    logs = {f"groups/{name}": float(value) for name, value in counts.items()}
+    kinds = dict.fromkeys(("mixed", "right", "wrong", "failed"), 0)
+    logs = {f"groups/{name}": float(value) for name, value in {**kinds, **counts}.items()}
     if not seen:
         return logs
     answers = [answer for group in seen for answer in group.answers]

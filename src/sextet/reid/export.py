@@ -25,6 +25,7 @@ from sextet.reid.augment import MEAN, STD
 from sextet.reid.evaluate import Embedder
 
 FILES = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
+DEFAULT = "onnx"
 TOLERANCE = 1e-4
 """Largest difference of a vector's entries between a file and the network."""
 BATCHES = (1, 2, 5)
