@@ -25,7 +25,6 @@ from sextet.dapo.train import start_part, train
 BASE = replace(fast(), samples_kept=0)
 VARIANTS = {
     "DAPO": BASE,
-    "curriculum 0.5": replace(BASE, sampling=replace(BASE.sampling, curriculum=0.5)),
     "curriculum 1": replace(BASE, sampling=replace(BASE.sampling, curriculum=1.0)),
     "curriculum 2": replace(BASE, sampling=replace(BASE.sampling, curriculum=2.0)),
     "4 steps ahead": replace(
@@ -46,7 +45,7 @@ def measure(config, directory, start):
         "p(right)": read_json(directory / "summary.json")["summary"]["p(right)"]["mean"],
         "p(right) before": next(row["eval/p(right)"] for row in rows if "eval/p(right)" in row),
         "groups for a kept one": groups / sum(row["groups/trained"] for row in rows),
-        "tokens": sum(row["groups/tokens"] for row in rows),
+        "tokens": sum(row.get("groups/tokens", 0.0) for row in rows),
         "staleness": float(np.mean([row["async/staleness"] for row in rows if "async/staleness" in row])),
         "staleness, most": max(row.get("async/staleness_max", 0.0) for row in rows),
     }
