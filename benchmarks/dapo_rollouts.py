@@ -114,8 +114,9 @@ def measure_rollouts(*, quick: bool) -> dict[str, Any]:
         seconds = np.array(pairs).mean(0)
         tokens = sum(wanted)
         found[kind] = {
-            "tokens": tokens, "longest": max(wanted), "ours, tokens per CPU second": round(tokens / seconds[0], 1),
-            "transformers, tokens per CPU second": round(tokens / seconds[1], 1),
+            "tokens": tokens, "longest": max(wanted),
+            "ours, tokens per CPU second": round(float(tokens / seconds[0]), 1),
+            "transformers, tokens per CPU second": round(float(tokens / seconds[1]), 1),
             "ratio": round(float(seconds[1] / seconds[0]), 2),
         }  # fmt: skip
     return found | {"transformers": version}

