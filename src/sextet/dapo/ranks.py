@@ -19,19 +19,19 @@ def from_main(world: World, make: Callable[[], T]) -> T:
     """Returns on every rank what ``make`` returns on rank 0, the only one that calls it.
 
     Raises:
-        SextetError: ``make`` failed; on rank 0 its own error.
+        SextetError: ``make`` failed; rank 0 raises its own error.
     """
     if world.size == 1:
         return make()
     from torch import distributed
 
     box: list[Any] = [None, ""]
-    failure: BaseException | None = None
+    failure: Exception | None = None
     if world.is_main:
         try:
             box = [make(), ""]
-        except SextetError as error:
-            failure, box = error, [None, str(error)]
+        except Exception as error:  # the others would wait for ever
+            failure, box = error, [None, str(error) or type(error).__name__]
     distributed.broadcast_object_list(box, src=0)
     if failure is not None:
         raise failure
