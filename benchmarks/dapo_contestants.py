@@ -72,7 +72,7 @@ TINY = Case(
 SMOLLM2 = Case(
     name="SmolLM2", what="SmolLM2-135M-Instruct, 8 prompts of 39 tokens x 8 answers of 32 tokens, 2 updates; TRL cuts "
     "each of them into 4 micro-batches, so that 8 GB are enough", groups=8, answers=8, tokens=32, minibatches=2,
-    accumulate=4, fixed=True, chat=True, warm=False, rounds=2, dtypes=("float32", "bfloat16"),
+    accumulate=4, fixed=True, chat=True, warm=True, rounds=2, dtypes=("float32", "bfloat16"),
 )  # fmt: skip
 
 
