@@ -92,13 +92,13 @@ def train(folder, shard, stop_at):
 
     def update(self, samples, run):
         seen.append(run.step)
-        if stop_at and rank == size - 1 and run.step == stop_at:
+        if stop_at and rank == size - 1 and run.step >= stop_at:  # a step may have nothing to learn from
             os._exit(9)
         return real(self, samples, run)
 
     training.Learner.update = update
     fields = {
-        "device": "cpu", "save_every": 1, "model": {"warm_steps": 20, "width": 16},
+        "device": "cpu", "save_every": 1, "model": {"warm_steps": 300, "width": 32}, "task": {"size": 20},
         "optim": {"steps": 4, "shard": shard, "learning_rate": 1e-3, "minibatches": 2},
         "sampling": {"surplus": "carry", "candidates": 2.0},
     }  # fmt: skip
