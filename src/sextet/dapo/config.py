@@ -55,7 +55,7 @@ def smoke() -> Config:
 
 
 def quick() -> Config:
-    """A real model, SmolLM2-135M, learns two-digit addition by GRPO and by DAPO, 3 seeds: 6 minutes on two cores, 4 GB."""
+    """SmolLM2-135M learns two-digit addition by GRPO and by DAPO, 3 seeds: 6 minutes on two cores, 4 GB."""
     return Config(method="ablate", ablation="addition", num_seeds=3, threads=2)
 
 
